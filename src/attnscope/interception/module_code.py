@@ -17,8 +17,8 @@ def forward_names(module: nn.Module) -> frozenset[str]:
 
 def always_calls_interface(module: nn.Module) -> bool:
     """Whether a module uses the attention interface for eager attention too."""
-    own = _own_forward(module)
-    names = _of_forward(type(module).forward) if own is None else _names_of(own)
+    replaced = _own_forward(module)
+    names = _of_forward(type(module).forward) if replaced is None else _names_of(replaced)
     return {INTERFACE, "get_interface"} <= names
 
 
