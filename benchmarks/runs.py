@@ -118,7 +118,7 @@ def main() -> None:
     entry = run.environment["models"]["model"]
     print(f"| {options.model}: {entry['layers']} layers, {entry['heads']} heads, ", end="")
     print(f"{entry['parameters']:,} parameters | |\n| --- | ---: |")
-    batches = f"{len(plan.models[0].batches):,} of {plan.experiment.batch_tokens:,} tokens"
+    batches = f"{len(plan.models[0].batches):,} of {plan.settled.batch_tokens:,} tokens"
     print(f"| batches; threads | {batches}; {torch.get_num_threads()} |")
     print(f"| prompts (tokens, values) | {options.prompts:,} ({tokens:,}, {rows:,}) |")
     print(f"| time, planning included | {took:.1f} s |")

@@ -490,10 +490,13 @@ def test_the_default_size_of_a_batch_depends_on_the_device(small, monkeypatch):
     prompts = {"source": "math", "count": 2}
     assert small(prompts=prompts).batch_tokens == 256
     asked = small(prompts=prompts, batch_tokens="auto")
-    assert make_plan(asked).experiment.batch_tokens == TOGETHER["cpu"]
+    plan = make_plan(asked)
+    assert plan.experiment is asked
+    assert plan.settled.batch_tokens == plan.stored.batch_tokens == TOGETHER["cpu"]
+    assert plan.stored.with_keys(batch_tokens="auto", chat="auto") == asked
     monkeypatch.setattr("attnscope.experiment.plan.chosen_device", lambda _: "cuda:1")
-    assert make_plan(asked).experiment.batch_tokens == 8192
-    assert make_plan(small(prompts=prompts)).experiment.batch_tokens == 256
+    assert make_plan(asked).settled.batch_tokens == 8192
+    assert make_plan(small(prompts=prompts)).settled.batch_tokens == 256
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "many", None])

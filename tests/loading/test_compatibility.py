@@ -110,9 +110,9 @@ def test_check_and_look_refuse_too_many_tokens(short: str, tmp_path: Path) -> No
 
 def test_chat_is_settled_by_the_models(tmp_path: Path) -> None:
     chat, plain = save_model(tmp_path / "chat"), save_model(tmp_path / "plain", chat=False)
-    assert make_plan(experiment(models={"a": chat})).experiment.chat is True
-    settled = make_plan(experiment(models={"a": plain}))
-    assert settled.experiment.chat is False
+    assert make_plan(experiment(models={"a": chat})).settled.chat is True
+    plan = make_plan(experiment(models={"a": plain}))
+    assert plan.settled.chat is False
     with raises(InputError, "chat-templates-differ"):
         make_plan(experiment(models={"a": chat, "b": plain}))
     both = make_plan(experiment(models={"a": chat, "b": plain}, chat=False))
@@ -129,7 +129,7 @@ def test_reproduce_on_a_model_without_a_template(
     planned = []
 
     def plan_only(asked: Any) -> Any:
-        planned.append(make_plan(asked).experiment.chat)
+        planned.append(make_plan(asked).settled.chat)
         raise InputError("planned")
 
     monkeypatch.setattr("attnscope.experiment.plan.make_plan", plan_only)

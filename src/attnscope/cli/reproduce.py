@@ -166,7 +166,7 @@ def _reproduced(recipe: Recipe, experiment: Experiment, folder: Path, *, quiet: 
 
     plan = make_plan(experiment)
     if not quiet:
-        print(f"{recipe.name}: {recipe.description}", *choices(plan.experiment), sep="\n  ")
+        print(f"{recipe.name}: {recipe.description}", *choices(plan.stored), sep="\n  ")
     outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=recipe.claims)
     run = open_run(folder)
     verdict_cache = VerdictCache(run)

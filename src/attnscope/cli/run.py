@@ -216,10 +216,10 @@ def _print_plan(plan: Plan, *, load_within: float, quiet: bool, json: bool) -> N
     estimates, counts = estimate(plan, load_within=load_within), class_counts(plan)
     if json:
         plans, classes = [asdict(one) for one in estimates], [asdict(one) for one in counts]
-        print_json({"experiment": plan.experiment.to_dict(), "plan": plans, "classes": classes})
+        print_json({"experiment": plan.stored.to_dict(), "plan": plans, "classes": classes})
         return
     if not quiet:
-        print(*choices(plan.experiment), "", *_class_lines(counts), "", sep="\n")
+        print(*choices(plan.stored), "", *_class_lines(counts), "", sep="\n")
     for one in estimates:
         memory = "" if one.bytes is None else f" and {one.bytes / 2**20:,.0f} MiB"
         print(

@@ -147,9 +147,9 @@ def _evaluate(
     )
     if completions.equals(run.completions):
         return
-    with open_directory(folder, plan.experiment) as directory:
+    with open_directory(folder, plan.stored) as directory:
         directory.write_completions(completions)
-        directory.finish(plan.experiment, [batch.id for batch in run.batches])
+        directory.finish(plan.stored, [batch.id for batch in run.batches])
 
 
 def _draw_sweep(run: Run, conditions: Sequence[str], scores: pl.DataFrame) -> None:

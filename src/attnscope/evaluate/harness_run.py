@@ -15,7 +15,7 @@ from attnscope.evaluate.evaluation import PREFIX, Evaluation
 from attnscope.evaluate.harness import ConditionedLM, document_scores, run_task
 from attnscope.experiment.measuring_environment import describe, describe_model
 from attnscope.experiment.model_info import model_info
-from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.experiment.plan import ModelPlan, Plan, Settled, default_tokens
 from attnscope.loading import load, load_tokenizer
 from attnscope.loading.device import chosen_device
 from attnscope.run.environment import accept_differences, differences
@@ -38,10 +38,10 @@ def evaluate_harness(
     plan = _plan(evaluation, conditions)
     (of_model,) = plan.models
     ids = {
-        name: hashlib.sha256(f"{plan.experiment.digest} {name}".encode()).hexdigest()[:24]
+        name: hashlib.sha256(f"{plan.stored.digest} {name}".encode()).hexdigest()[:24]
         for name in plan.experiment.conditions
     }
-    with open_directory(folder, plan.experiment) as directory:
+    with open_directory(folder, plan.stored) as directory:
         environment = _environment(plan, directory)
         directory.write_plan(list(ids.values()))
         done = directory.done({id: ["values"] for id in ids.values()})
@@ -60,7 +60,7 @@ def evaluate_harness(
                 directory.write_json("environment.json", environment)
             lm = ConditionedLM(model, tokenizer, condition, batch=batch, seed=evaluation.seed)
             task = evaluation.task.removeprefix(PREFIX)
-            chat = plan.experiment.chat is True
+            chat = plan.settled.chat
             results = run_task(lm, task, problems=evaluation.problems, chat=chat)
             rows = pl.DataFrame(document_scores(results))
             numbers = rows.select("task", "document").unique().sort("task", "document")
@@ -75,7 +75,7 @@ def evaluate_harness(
             cells = _cells(lm, numbers, ids[name], where)
             directory.write_batch(ids[name], cells, {"values": values})
         directory.write_completions(stored)
-        directory.finish(plan.experiment, list(ids.values()))
+        directory.finish(plan.stored, list(ids.values()))
 
 
 def _plan(evaluation: Evaluation, conditions: Sequence[str]) -> Plan:
@@ -86,9 +86,10 @@ def _plan(evaluation: Evaluation, conditions: Sequence[str]) -> Plan:
     tokenizer = load_tokenizer(info.pinned)
     chat = bool(tokenizer.chat_template) if evaluation.chat is None else evaluation.chat
     experiment = evaluation.experiment(conditions, prompts=prompts, queries=["last"])
-    experiment = experiment.with_keys(chat=chat)
+    device = chosen_device(None)
+    settled = Settled(chat=chat, batch_tokens=default_tokens(device), digest=None)
     model = ModelPlan(evaluation.model, info, tokenizer, None, None, None, None, ())
-    return Plan(experiment, (model,), chosen_device(None), ())
+    return Plan(experiment, settled, (model,), device, ())
 
 
 def _environment(plan: Plan, directory: Directory) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def run_plan(
         shard.refuse_shared(where)
         shard.refuse_too_many(plan.size)
     shared = shard is not None and not is_remote(where)
-    with open_directory(where, plan.experiment, shared=shared) as directory:
+    with open_directory(where, plan.stored, shared=shared) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
         _refuse_other_batches(directory, set(ids))
@@ -137,7 +137,7 @@ def _finish(plan: Plan, directory: Directory, work: list[Work], mine: list[Work]
         environment = directory.environment()
     if len(_done(plan, directory, others, environment)) < len(others):
         return False
-    directory.finish(plan.experiment, [one.batch.id for one in work])
+    directory.finish(plan.stored, [one.batch.id for one in work])
     return True
 
 

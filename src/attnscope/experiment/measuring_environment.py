@@ -35,13 +35,13 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
         "threads": torch.get_num_threads(),
         "seeds": _seeds(plan.experiment),
         "repeatable": plan.experiment.generate is None or plan.experiment.generate.repeatable,
-        "experiment": plan.experiment.digest,
+        "experiment": plan.stored.digest,
         "classes": {
             label: {"fingerprint": class_set.fingerprint, "classes": list(class_set.names)}
             for label, class_set in plan.experiment.classes.items()
         },
         "claims": frozen([*built_in_claims(), *(claims or ())]),
-        "prompts": prompts_digest(plan.experiment),
+        "prompts": prompts_digest(plan.stored),
         "models": {},
     }
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,16 +61,39 @@ class ModelPlan:
         return sorted(cells, key=lambda cell: cell.prompt)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What planning decides where an experiment leaves it open."""
+
+    chat: bool
+    """Whether prompts go through the chat template."""
+    batch_tokens: int
+    digest: str | None
+    """SHA-256 of the prompt file, if there is one."""
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """An experiment with the batches of every model."""
 
     experiment: Experiment
-    """With values in place of `auto`, and with the digest of its prompt file."""
+    """As it was asked."""
+    settled: Settled
     models: tuple[ModelPlan, ...]
     device: str
     metadata: tuple[dict[str, Any], ...]
     """The metadata of each prompt."""
+
+    @cached_property
+    def stored(self) -> Experiment:
+        """The experiment with the settled values. A run stores it, so that a repetition does not
+        depend on the machine."""
+        keys: dict[str, Any] = {"chat": self.settled.chat}
+        keys["batch_tokens"] = self.settled.batch_tokens
+        if self.settled.digest is not None:
+            digest = {"digest": self.settled.digest}
+            keys["prompts"] = self.experiment.prompts.model_dump() | digest
+        return self.experiment.with_keys(**keys)
 
     @property
     def size(self) -> int:
@@ -96,7 +120,7 @@ def _keeping_all() -> Iterator[None]:
 
 
 def _make_plan(experiment: Experiment) -> Plan:
-    digest = file_digest(experiment)
+    digest = file_digest(experiment)  # before the file is read
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)
     infos = {label: model_info(name) for label, name in experiment.models.items()}
@@ -106,7 +130,12 @@ def _make_plan(experiment: Experiment) -> Plan:
             for label, of_model in infos.items()
         }
     )
-    experiment = _settled(experiment, tokenizers, device, digest)
+    batch_tokens = experiment.batch_tokens
+    settled = Settled(
+        chat=_chat(experiment, tokenizers),
+        batch_tokens=default_tokens(device) if batch_tokens == "auto" else batch_tokens,
+        digest=digest,
+    )
     # By id of the tokenizer: models with the same tokenizer share the prompts.
     tokenized: dict[int, _TokenizedPrompts] = {}
     models = []
@@ -114,15 +143,18 @@ def _make_plan(experiment: Experiment) -> Plan:
         if id(tokenizer) not in tokenized:
             prompts = [sample.prompt for sample in samples]
             tokenized[id(tokenizer)] = _TokenizedPrompts(
-                tokenize_variants(experiment, label, prompts, tokenizer)
+                tokenize_variants(experiment, label, prompts, tokenizer, chat=settled.chat)
             )
             _check_regions(experiment, label, tokenized[id(tokenizer)].rows)
-        models.append(
-            _plan_model(
-                experiment, label, infos[label], tokenizer, tokenized[id(tokenizer)], device
-            )
+        rows = tokenized[id(tokenizer)]
+        groups = _by_length(
+            rows.widths, settled.batch_tokens, PADDING.get(kind_of(device), math.inf)
         )
-    return Plan(experiment, tuple(models), device, tuple(prompt_metadata(experiment, samples)))
+        models.append(
+            _plan_model(experiment, label, infos[label], tokenizer, rows, list(groups), device)
+        )
+    metadata = tuple(prompt_metadata(experiment, samples))
+    return Plan(experiment, settled, tuple(models), device, metadata)
 
 
 def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
@@ -163,20 +195,6 @@ class _TokenizedPrompts:
         return b"".join(f"{number}:".encode() + self.prints[number] for number in numbers)
 
 
-def _settled(
-    experiment: Experiment, tokenizers: dict[str, Any], device: str, digest: str | None
-) -> Experiment:
-    """The experiment with values in place of `auto` (keys `chat` and `batch_tokens`) and with the
-    digest of its prompt file. A run stores it, so that a repetition does not depend on the
-    machine."""
-    settled: dict[str, Any] = {"chat": _chat(experiment, tokenizers)}
-    if experiment.batch_tokens == "auto":
-        settled["batch_tokens"] = TOGETHER.get(kind_of(device), 8192)
-    if digest is not None:
-        settled["prompts"] = experiment.prompts.model_dump() | {"digest": digest}
-    return experiment.with_keys(**settled)
-
-
 def _chat(experiment: Experiment, tokenizers: dict[str, Any]) -> bool:
     """Whether prompts go through the chat template. With `auto` they do if all models have one;
     if only some models have one, raise an error."""
@@ -203,6 +221,7 @@ def _plan_model(
     info: ModelInfo,
     tokenizer: Any,
     tokenized: _TokenizedPrompts,
+    groups: list[list[int]],
     device: str,
 ) -> ModelPlan:
     layers = check_numbers(info, label, "layer", experiment.layers)
@@ -239,11 +258,7 @@ def _plan_model(
         batch_of(
             common + tokenized.identity(numbers), numbers, [tokenized.rows[n] for n in numbers]
         )
-        for numbers in _by_length(
-            tokenized.widths,
-            experiment.batch_tokens,
-            PADDING.get(kind_of(device), math.inf),
-        )
+        for numbers in groups
     ]
     return ModelPlan(
         label, info, tokenizer, layers, heads, profile_layers, profile_heads, tuple(batches)
@@ -384,6 +399,11 @@ def _check_classes(experiment: Experiment) -> None:
 # them again.
 TOGETHER = {"cpu": 2048}
 PADDING = {"cpu": 0.1}
+
+
+def default_tokens(device: str) -> int:
+    """Tokens per batch, if the experiment does not say how many."""
+    return TOGETHER.get(kind_of(device), 8192)
 
 
 def kind_of(device: str) -> str:

@@ -45,11 +45,12 @@ Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
 
 
 def tokenize_variants(
-    experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any
+    experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any, *, chat: bool
 ) -> list[Row]:
-    """Every prompt under every condition, as this tokenizer writes it."""
-    at = _PromptCounter()
-    render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
+    """Every prompt under every condition, as this tokenizer writes it; `chat` applies the chat
+    template."""
+    at, generate = _PromptCounter(), experiment.generate is not None
+    render = partial(_rendered, tokenizer=tokenizer, chat=chat)
     try:
         if isinstance(experiment.prompts, TokenPrompts):
             of = experiment.prompts
@@ -57,7 +58,9 @@ def tokenize_variants(
             bases = list(at.each(drawn))
         else:
             first = _PromptCounter()  # rendering runs ahead of tokenisation
-            rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
+            rendered = first.each(
+                _all_rendered(prompts, tokenizer, first, chat=chat, generate=generate)
+            )
             bases = list(at.each(tokenize_all(rendered, tokenizer)))
         full_texts, bases = bases, [_truncate(base, experiment.truncate) for base in bases]
         rows: list[Row] = [{experiment.base: (base, None)} for base in bases]
@@ -75,7 +78,7 @@ def tokenize_variants(
                 row[name] = variant
     except InputError as error:
         hint = ""
-        if experiment.chat and not getattr(tokenizer, "chat_template", None):
+        if chat and not getattr(tokenizer, "chat_template", None):
             hint = ". In an experiment: chat: false (--no-chat)"
         if experiment.truncate is not None:
             hint += f". Every text is truncated to {experiment.truncate} tokens ('truncate')"
@@ -108,24 +111,24 @@ class _PromptCounter:
 
 
 def _all_rendered(
-    prompts: list[Prompt], experiment: Experiment, tokenizer: Any, at: _PromptCounter
+    prompts: list[Prompt], tokenizer: Any, at: _PromptCounter, *, chat: bool, generate: bool
 ) -> Iterator[Prompt]:
     """The prompts as the model is to read them. Those that end alike go through the template many
     at a time, which is most of the work of a plan."""
-    if not experiment.chat and experiment.generate is None:
+    if not chat and not generate:
         yield from prompts
         return
     chats = [turns_of(prompt) for prompt in at.each(prompts)]
     done = 0
     for ends, some in groupby(chats, _ends_with_assistant):
         chats_of_group = list(some)
-        if ends and experiment.generate is not None:
+        if ends and generate:
             raise InputError(
                 "the conversation ends with the assistant's turn, so the model has nothing to "
                 "complete; end it with a user turn, or leave out 'generate'",
                 code="ends-with-assistant",
             )
-        if experiment.chat:
+        if chat:
             # What ends with the assistant is read as it stands: nothing is to be added to it.
             yield from apply_chat_template_to_all(
                 chats_of_group, tokenizer, generation_prompt=not ends
