@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -28,14 +28,29 @@ from attnscope.errors import AttnscopeError, InputError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Where does a language model's attention go?",
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from attnscope import __version__
+
+        print(f"attnscope {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Where does a language model's attention go?"""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import BeyondPositions, Bos, Json, Model
+from attnscope.cli.options import BeyondPositions, Bos, Device, Dtype, Json, Model
 from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def look(
     system: Annotated[
         str | None, typer.Option(help="A system prompt; implies the chat template. Default: none.")
     ] = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
     bos: Bos = False,
     beyond_positions: BeyondPositions = False,
     json: Json = False,
@@ -83,7 +85,7 @@ def look(
     class_set = load_classes(classes)
     prompt = _text(text, file)
     Prompt(prompt)
-    loaded, tokenizer = attnscope.load(model, bos=bos)
+    loaded, tokenizer = attnscope.load(model, device=device, dtype=dtype, bos=bos)
     result = look_at(
         loaded,
         tokenizer,

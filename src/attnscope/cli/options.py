@@ -21,6 +21,16 @@ Model = Annotated[
         help="A model: zoo:NAME, a hub id, a folder, a .gguf file, or BASE+ADAPTER.",
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:N, mps or auto. Default: the first GPU, else the CPU."),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16, float16, or auto: that of the weights, but float32 on a CPU."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
