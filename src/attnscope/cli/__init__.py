@@ -34,8 +34,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(version: bool) -> None:
+    if version:
         from attnscope import __version__
 
         print(f"attnscope {__version__}")
