@@ -91,7 +91,7 @@ def record(
     recording = Recording(
         chosen_points, sorted(chosen_layers), 1 if ids is None else max(int(ids.max()) + 1, 1)
     )
-    hook_points = _hook_points(model, model_sites, chosen_points, chosen_layers)
+    hook_points = _hook_points(model_sites, chosen_points, chosen_layers)
     limits = {key: (limit, None) for key, limit in (near or {}).items()}
     hook = _RecordHook(recording, partial(_classes_of, ids), limits)
     return _hooking(model_sites, hook, hook_points, recording)
@@ -120,7 +120,7 @@ def summing_tokens(
     """
     model_sites = sites.find(model)
     chosen_layers = sites.validate_layers(model_sites, layers)
-    hook_points = _hook_points(model, model_sites, ("mlp",), chosen_layers)
+    hook_points = _hook_points(model_sites, ("mlp",), chosen_layers)
     by_layer: dict[int, TokenSums] = {}
     hook = _LastPassHook(
         by_layer, _sequences_of, {("mlp", layer): each for layer, each in (limits or {}).items()}
@@ -203,9 +203,10 @@ def _classes_of(ids: Tensor | None, tokens: TokenHook) -> tuple[Tensor, int]:
 
 
 def _hook_points(
-    model: nn.Module, model_sites: sites.Sites, points: tuple[str, ...], layers: frozenset[int]
+    model_sites: sites.Sites, points: tuple[str, ...], layers: frozenset[int]
 ) -> list[tuple[str, Nonlinearity]]:
     """The modules to hook at each point."""
+    model = model_sites.model
     hook_points: list[tuple[str, Nonlinearity]] = []
     if "mlp" in points:
         for some in nonlinearities(model, model_sites, layers).values():

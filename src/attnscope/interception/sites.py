@@ -30,6 +30,7 @@ from attnscope.interception.stacks import (
     text_stacks,
     too_many_stacks,
 )
+from attnscope.interception.wrappers import unwrapped
 
 Kind = Literal["self", "cross"]
 
@@ -96,15 +97,11 @@ def has_attention(model: nn.Module) -> bool:
 
 
 def find(model: nn.Module) -> Sites:
-    """The attention modules of a model; an error if it has none, or too many stacks."""
-    if not isinstance(model, PreTrainedModel):
-        raise ModelError(
-            f"{type(model).__name__} is not a transformers model; pass the PreTrainedModel "
-            "inside it",
-            code="not-a-transformers-model",
-            model=type(model).__name__,
-        )
-    sites = _search(model)
+    """The attention modules of a model; an error if it has none, or too many stacks.
+
+    The model may be in a wrapper of PEFT, `torch.compile` or data parallelism.
+    """
+    sites = _search(unwrapped(model))
     _refuse_parallel_heads(sites)
     return sites
 

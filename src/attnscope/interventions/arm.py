@@ -110,6 +110,7 @@ def arm(
     sites.check_one_stack(model_sites)
     for each in [seed] if isinstance(seed, int) else seed:
         check_int("seed", each, "the seed of the amounts")
+    model = model_sites.model
     family = str(getattr(model.config, "model_type", "other"))
     preset = next((s for name, s in PRESETS.items() if family.startswith(name)), PRESETS["other"])
     settings = Settings(

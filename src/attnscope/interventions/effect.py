@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import InputError, wrong_shape
+from attnscope.interception.wrappers import unwrapped
 from attnscope.interventions.key_choice import KeyChoice
 from attnscope.interventions.knockout import knockout
 from attnscope.scope.watch import watch
@@ -106,7 +107,7 @@ def effect(
     """
     ids = inputs["input_ids"]
     B = ids.shape[0]
-    choice = KeyChoice.of(model, keys, text, tokenizer)
+    choice = KeyChoice.of(unwrapped(model), keys, text, tokenizer)
     keys = choice.in_text(B, ids.shape[1], ids, inputs.get("attention_mask"))
     report = progress or _lines()
     where = _positions(ids, inputs.get("attention_mask"), answer)
@@ -220,7 +221,7 @@ class _LogProbs:
         needed[where.next] = True
         kept = needed.nonzero()[:, 0]
         options: dict[str, Any] = {}
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        if "logits_to_keep" in inspect.signature(unwrapped(model).forward).parameters:
             options["logits_to_keep"] = kept  # the others would be most of the memory
         logits = model(**inputs, **options).logits
         if not options:

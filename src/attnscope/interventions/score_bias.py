@@ -57,7 +57,7 @@ def bias_scores(
     stack = next(iter(chosen)).stack
     change = ScoreBiasHook(
         queries=parsed,
-        keys=KeyChoice.of(model, keys, text, tokenizer),
+        keys=KeyChoice.of(model_sites.model, keys, text, tokenizer),
         sites=chosen,
         heads=_head_mask(heads),
         bias=bias,

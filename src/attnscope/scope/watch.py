@@ -17,6 +17,7 @@ from attnscope.interception import sites
 from attnscope.interception.generation import GenerationTracker, tracking_generate
 from attnscope.interception.intercept import register
 from attnscope.interception.sites import Site
+from attnscope.interception.wrappers import unwrapped
 from attnscope.scope.queries import Queries, parse
 from attnscope.scope.reduce import Reducer
 from attnscope.scope.scope import Scope
@@ -50,8 +51,9 @@ def watch(
     measurement; a pass that continues a cache (every decode step of `generate`) adds to it.
 
     Args:
-        model: A transformers model, or a part of it such as `model.get_encoder()`; or a
-            `vllm.LLM`, which gives a `Scope` for each request (docs/vllm.md).
+        model: A transformers model, or a part of it such as `model.get_encoder()`; also inside a
+            wrapper (`PeftModel`, `torch.compile(model)`, `DataParallel`). Or a `vllm.LLM`, which
+            gives a `Scope` for each request (docs/vllm.md).
         layers: The layers to measure, in the model's own numbering; default: all.
         queries: The tokens whose attention counts. "all"; "last": the last prompt token;
             "generated": the generated tokens that the model read; "predicts": the last prompt
@@ -94,6 +96,7 @@ def watch(
 
         scopes = watch_engine(model, layers, queries, backend, classes=classes, keep=keep)
         return cast(AbstractContextManager[Scope], scopes)  # scopes by request
+    model = unwrapped(model)
     if encoders := dual_encoder(model):
         return watch_together(
             encoders,
