@@ -604,6 +604,34 @@ def test_tokens_of_every_class_are_counted_before_a_run(small, folder, tmp_path)
     assert 0 < by_fraction.tokens <= 3
 
 
+def test_words_of_several_tokens(small, folder, tmp_path):
+    file = tmp_path / "texts.jsonl"
+    texts = ["He is by no means unhappy.", "She is nevertheless unhappy, I know.", "All is well."]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = {"name": "doubt", "words": ["by no means", "nevertheless"]}
+    keys = {
+        "prompts": {"source": "file", "path": str(file), "template": "{text}"},
+        "measures": ["mass"],
+        "classes": {"default": [words, {"name": "other", "every": "token"}]},
+        "chat": False,
+    }
+    asked = small(**keys, conditions={"base": {}, "cut": {"knockout": {"tokens": "doubt"}}})
+    counts = class_counts(make_plan(asked))
+    run(asked, tmp_path / "run")
+    run(small(**keys, conditions={"base": {}}), tmp_path / "base")
+    assert check(attnscope.open_run(tmp_path / "base"), {"tiny": folder})["mass"] == 3 * 8 * 2
+    measured = attnscope.open_run(tmp_path / "run")
+    tokens = measured.tokens.filter(condition="base", **{"class": "doubt"}).collect()
+    by_prompt = tokens.group_by("prompt").agg(pl.col("text").str.join(""), pl.len()).sort("prompt")
+    assert [text.strip() for text in by_prompt["text"]] == ["by no means", "nevertheless"]
+    assert counts[0].tokens == tokens.height > 4
+    assert counts[0].without == (2,)
+    mass = measured.values.filter(measure="mass", item="doubt").collect()
+    cut = mass.filter(condition="cut", prompt=0)
+    assert (cut["value"] == 0).all()
+    assert (mass.filter(condition="base", prompt=0)["value"] > 0).all()
+
+
 def test_a_region_that_only_some_prompts_have(small, tmp_path):
     file = tmp_path / "talks.jsonl"
     user, reply = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}

@@ -253,10 +253,15 @@ class TokenColumns:
             [text or name or "" for text, name in zip(vocabulary.texts, names, strict=True)],
             dtype=pl.String,
         )
-        first: Any = next(iter(experiment.classes.values()))
-        table = first.table(plan.tokenizer)
-        names = [*table.names, None]  # -1, no class, is the last
-        self.classes = pl.Series([names[c] for c in table.classes.tolist()], dtype=pl.String)
+        self._classes: Any = next(iter(experiment.classes.values()))
+        self._tokenizer = plan.tokenizer
+        self._names = pl.Series([*self._classes.names, None], dtype=pl.String)
+
+    def classes(self, texts: Sequence[NDArray[np.int64]]) -> pl.Series:
+        """The class of every token of these texts, one after the other."""
+        numbers = [self._classes.main_class(ids, self._tokenizer) for ids in texts]
+        flat = np.concatenate(numbers)
+        return self._names[np.where(flat < 0, len(self._names) - 1, flat)]
 
 
 def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> Table:
@@ -269,7 +274,7 @@ def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> 
         "position": position.astype(np.int32),
         "id": ids.astype(np.int32),
         "text": vocabulary.texts[ids],
-        "class": vocabulary.classes[ids],
+        "class": vocabulary.classes([cell.tokens.ids for cell in cells]),
         "regions": _regions(cells, rows),
         "role": _ROLES[role],
         "aligned_position": pl.Series(

@@ -25,7 +25,7 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     """
     inner = model
     while not isinstance(inner, PreTrainedModel):
-        kind = next((kind for kind in _kinds(inner) if kind in _INNER), None)
+        kind = next((kind for kind in _class_names(inner) if kind in _INNER), None)
         if kind is None:
             raise _no_transformers_model(model)
         _check(inner, package=kind[0])
@@ -33,7 +33,7 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
-def _kinds(model: nn.Module) -> list[tuple[str, str]]:
+def _class_names(model: nn.Module) -> list[tuple[str, str]]:
     """The package and the name of each class of a module; no package is imported."""
     return [(cls.__module__.partition(".")[0], cls.__name__) for cls in type(model).__mro__]
 

@@ -164,7 +164,7 @@ def look(
     notes = _notes(names, matches, float(weights[0]), keys)
     if keys == "not-first":
         weights[0], uniform[0], visible[0] = 0.0, 0.0, False
-    table = classes.table(tokenizer).classes[tokens.ids]
+    table = classes.main_class(tokens.ids, tokenizer)
     where = "mean over layers" if layer is None else f"layer {layer}"
     which = f"mean over {heads} heads" if head is None else f"head {head}"
     who = "all queries" if position is None else f"query {position} {names[position]!r}"

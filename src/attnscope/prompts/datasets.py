@@ -19,8 +19,8 @@ from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, missing_package, unknown
 from attnscope.prompts.sample import Sample, compose
-from attnscope.tokens.find_text import places
 from attnscope.tokens.regions import Prompt, Region, join
+from attnscope.tokens.whole_words import WholeWords
 
 Record = Mapping[str, Any]
 
@@ -147,7 +147,7 @@ def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[
 
 
 def _several(prompt: Prompt, name: str) -> bool:
-    return len(places(prompt.text, prompt.read(name))) > 1
+    return len(WholeWords([prompt.read(name)]).spans(prompt.text)) > 1
 
 
 def _prompt(record: Record, layout: Layout) -> Prompt:
@@ -177,8 +177,8 @@ def _prompt(record: Record, layout: Layout) -> Prompt:
 
 def mark(prompt: Prompt, name: str, words: str) -> Prompt:
     """The prompt with the first place where it has `words`, as whole words, as a region."""
-    starts = places(prompt.text, words)
-    if not starts:
+    spans = WholeWords([words]).spans(prompt.text)
+    if not spans:
         inside = " as whole words, only inside others" if words and words in prompt.text else ""
         raise InputError(
             f"the {name} {words!r:.80} is not in the text{inside} ({prompt.text!r:.60} …)",
@@ -186,7 +186,7 @@ def mark(prompt: Prompt, name: str, words: str) -> Prompt:
             region=name,
             words=words,
         )
-    region = Region(starts[0], starts[0] + len(words), name)
+    region = Region(*spans[0], name)
     return Prompt(prompt.text, (*prompt.regions, region), prompt.complete)
 
 

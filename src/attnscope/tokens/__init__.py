@@ -8,8 +8,9 @@ from attnscope.tokens.chat import (
     turns_of,
 )
 from attnscope.tokens.class_sets import DEFAULT, load_classes
-from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
+from attnscope.tokens.classes import ClassSet, ClassTable
 from attnscope.tokens.regions import Prompt, Region, join
+from attnscope.tokens.token_class import TokenClass
 from attnscope.tokens.tokenized import (
     PaddedBatch,
     TokenizedPrompt,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, unknown
-from attnscope.tokens.classes import ClassSet, TokenClass, unknown_in_class
+from attnscope.tokens.classes import ClassSet
+from attnscope.tokens.token_class import TokenClass, unknown_in_class
 from attnscope.yaml_file import read_yaml
 
 _CONJUNCTIONS = (

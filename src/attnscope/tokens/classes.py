@@ -1,227 +1,38 @@
 """Token classes: which token is a hash, a star, whitespace, a digit, a word.
 
-A class is a rule over the decoded text of a token. The rule marks characters: those of a list, or
-those that a regular expression matches. The judgement decides which tokens the class takes:
-
-* `pure`: tokens whose characters are all marked, or that one match of the pattern covers
-  completely, so that `no|not` takes "not" too;
-* `contains`: tokens with at least one marked character;
-* `fraction`: the marked share of every token; later classes get the rest.
+A class is a rule over the decoded text of a token (`token_class.py`). `words` takes the tokens of
+whole words instead. A word may have several tokens, so this rule needs the text; `table`, which
+judges every id alone, leaves such classes empty.
 
 A token belongs to the first class that takes it. A set that ends with a class for every token is
 a partition of any vocabulary, so the masses of its classes add up to 1.
-
-Part of a UTF-8 character (see `vocabulary.py`) is never marked. Special tokens have no text; only
-`every: special`, `every: token` and token ids can take them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import regex
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
-from attnscope.tokens.vocabulary import PART_OF_A_CHARACTER, Vocabulary, read_vocabulary
+from attnscope.tokens.token_class import SECONDS_PER_VOCABULARY, TokenClass
+from attnscope.tokens.vocabulary import Vocabulary, normalized, read_vocabulary, token_bytes
+from attnscope.tokens.whole_words import NOT_TEXT, WholeWords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Judgement = Literal["pure", "contains", "fraction"]
-JUDGEMENTS = ("pure", "contains", "fraction")
-EVERY = ("special", "token")
-_RULES = ("characters", "pattern", "words", "token_ids", "every")
-SECONDS_PER_TOKEN = 1.0
-"""Limit of processor time of a pattern for one token; most need a millionth of it."""
-SECONDS_PER_VOCABULARY = 60.0
-"""Limit of processor time of a class for all tokens of a vocabulary."""
-_MOST_REPEATS = 1_000_000
-"""Limit of the product of the counts in braces, which `regex` expands when it compiles."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenClass:
-    """A name and exactly one rule: `characters`, `pattern`, `words`, `token_ids` or `every`."""
-
-    name: str
-    characters: str | None = None
-    """The characters of the class, written one after the other: `"#"`, `"+-="`."""
-    pattern: str | None = None
-    r"""A regular expression in the syntax of the `regex` package, so `\p{L}` works; it marks the
-    characters that its matches cover."""
-    words: Collection[str] | None = None
-    """Whole tokens, in any case and with any whitespace around them: `["no", "not"]`. A word that
-    the tokenizer divides into several tokens is not matched."""
-    token_ids: Collection[int] | None = None
-    """Token ids. They are whole tokens, so no judgement applies."""
-    every: Literal["special", "token"] | None = None
-    """`special`: every special token; `token`: every remaining token."""
-    judgement: Judgement = "pure"
-    strip: bool = False
-    """Ignore whitespace around a token, because many tokenizers join a space to the next word:
-    `" *"` is then a star."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise InputError("a token class needs a name, such as 'hash'", code="missing-name")
-        rules = [rule for rule in _RULES if getattr(self, rule) is not None]
-        if len(rules) != 1:
-            raise InputError(
-                f"class {self.name!r} has {len(rules)} rules ({', '.join(rules) or 'none'}); "
-                f"give exactly one of {', '.join(_RULES)}",
-                code="number-of-rules",
-                token_class=self.name,
-                rules=rules,
-            )
-        if self.judgement not in JUDGEMENTS:
-            raise unknown_in_class(self.name, "judgement", self.judgement, JUDGEMENTS)
-        if self.every is not None and self.every not in EVERY:
-            raise unknown_in_class(self.name, "every", self.every, EVERY)
-        if self.strip and self.judgement == "fraction":
-            raise InputError(
-                f"class {self.name!r}: judgement 'fraction' counts every character, so strip "
-                "cannot be true",
-                code="strip-with-fraction",
-                token_class=self.name,
-            )
-        if self.characters == "" or self.pattern == "":
-            raise InputError(
-                f"class {self.name!r} has an empty rule; give at least one character or a pattern",
-                code="empty-rule",
-                token_class=self.name,
-            )
-        if self.token_ids is not None:
-            object.__setattr__(self, "token_ids", frozenset(self.token_ids))
-            if not self.token_ids or min(self.token_ids) < 0:
-                raise InputError(
-                    f"class {self.name!r}: token_ids must be one or more ids of at least 0, "
-                    f"not {sorted(self.token_ids)}",
-                    code="bad-token-ids",
-                    token_class=self.name,
-                    token_ids=sorted(self.token_ids),
-                )
-        if self.words is not None:
-            self._check_words()
-        if self.pattern is not None:
-            _check_repeats(self.name, self.pattern)
-            try:
-                regex.compile(self.pattern)
-            except regex.error as error:
-                raise InputError(
-                    f"class {self.name!r}: the pattern {self.pattern!r} does not compile: {error}",
-                    code="bad-pattern",
-                    token_class=self.name,
-                    pattern=self.pattern,
-                ) from error
-
-    @cached_property
-    def _compiled(self) -> regex.Pattern[str]:
-        if self.pattern is not None:
-            return regex.compile(self.pattern)
-        return regex.compile(f"[{regex.escape(self.characters or '', special_only=False)}]+")
-
-    def _check_words(self) -> None:
-        words = self.words
-        if isinstance(words, str) or not words or self.judgement != "pure":
-            raise InputError(
-                f"class {self.name!r}: words must be a list of one or more words, such as "
-                f"['no', 'not'], with judgement 'pure', not {words!r} with {self.judgement!r}",
-                code="bad-words",
-                words=words,
-            )
-        wrong = [word for word in words if not isinstance(word, str) or not word.strip()]
-        if wrong:
-            raise InputError(
-                f"class {self.name!r}: {wrong[0]!r} is not a word; in YAML, write the words true, "
-                "false, null and numbers in quotes",
-                code="bad-words",
-                words=words,
-            )
-        object.__setattr__(self, "words", tuple(words))
-
-    @cached_property
-    def _folded(self) -> frozenset[str]:
-        return frozenset(word.strip().casefold() for word in self.words or ())
-
-    @property
-    def _limit(self) -> float | None:
-        """Seconds for one token; None for a list of characters, which needs no limit."""
-        return None if self.pattern is None else SECONDS_PER_TOKEN
-
-    def marks(self, text: str) -> NDArray[np.bool_]:
-        """[characters of text] True where the rule matches."""
-        if self.words is not None:
-            return np.full(len(text), self.takes(text))
-        marked = np.zeros(len(text), dtype=bool)
-        try:
-            for match in self._compiled.finditer(text, timeout=self._limit):
-                marked[match.start() : match.end()] = True
-        except TimeoutError as error:
-            raise self.too_slow() from error
-        if PART_OF_A_CHARACTER in text:
-            marked &= np.array([letter != PART_OF_A_CHARACTER for letter in text], dtype=bool)
-        return marked
-
-    def takes(self, text: str) -> bool:
-        """Whether a `pure` or `contains` class takes a token with this text."""
-        if self.words is not None:
-            return PART_OF_A_CHARACTER not in text and text.strip().casefold() in self._folded
-        if self.strip:
-            text = text.strip()
-        try:
-            if self._compiled.search(text, timeout=self._limit) is None:
-                return False  # the most frequent case
-            marked = self.marks(text)
-            if self.judgement == "contains":
-                return bool(marked.any())
-            if not marked.size or PART_OF_A_CHARACTER in text:
-                return False
-            complete = marked.all() or self._compiled.fullmatch(text, timeout=self._limit)
-            return bool(complete)
-        except TimeoutError as error:
-            raise self.too_slow() from error
-
-    def too_slow(self) -> InputError:
-        """The error for a pattern that needs too much time."""
-        return InputError(
-            f"class {self.name!r}: the pattern {self.pattern!r} takes too long; write it without "
-            "a repeat inside a repeat, or alternatives that match the same text",
-            code="pattern-too-slow",
-            token_class=self.name,
-            pattern=self.pattern,
-        )
-
-
-def unknown_in_class(name: str, what: str, value: object, known: Iterable[object]) -> InputError:
-    """The error for a value of a class that is outside a known set."""
-    error = unknown(what, value, known)
-    return InputError(f"class {name!r}: {error}", code=error.code, token_class=name, **error.values)
-
-
-def _check_repeats(name: str, pattern: str) -> None:
-    counts = [int(n[:9]) for n in regex.findall(r"(?<=\{[\d,\s]*)\d+(?=[\d,\s]*\})", pattern)]
-    if math.prod(max(count, 1) for count in counts) > _MOST_REPEATS:
-        raise InputError(
-            f"class {name!r}: the counts in braces of the pattern {pattern!r:.80} multiply to more "
-            f"than {_MOST_REPEATS:,}; use + or *, or smaller counts",
-            code="pattern-too-large",
-            token_class=name,
-            pattern=pattern,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """A class set applied to a vocabulary: the class of every id."""
+    """A class set applied to a vocabulary: the class of every id, but for classes of words."""
 
     names: tuple[str, ...]
     classes: NDArray[np.int64]
@@ -316,22 +127,46 @@ class ClassSet:
     ) -> NDArray[np.int64]:
         """The class of every token, -1 for none and for padding; `scope.mass` takes it.
 
-        `input_ids` is an array, a list or a tensor of any shape; `attention_mask`, of the same
-        shape, is 0 at padding.
+        `input_ids` is an array, a list or a tensor [..., tokens of a text]; `attention_mask`, of
+        the same shape, is 0 at padding.
         """
-        table = self.table(tokenizer)
-        if table.weights is not None:
-            divided = [c.name for c in self.classes if c.judgement == "fraction"]
+        divided = [c.name for c in self.classes if c.judgement == "fraction"]
+        if divided:
             raise InputError(
                 f"class {divided[0]!r} has judgement 'fraction', so one token can belong to "
                 "several classes; use weights(...) instead of ids(...)",
                 code="fraction-class",
                 token_class=divided[0],
             )
-        numbers = table.classes[_checked(input_ids, len(table.classes))]
-        if attention_mask is not None:
-            numbers = np.where(_real(attention_mask, numbers.shape), numbers, -1)
-        return numbers
+        return self.main_class(input_ids, tokenizer, attention_mask)
+
+    def main_class(
+        self, input_ids: Any, tokenizer: PreTrainedTokenizerBase, attention_mask: Any = None
+    ) -> NDArray[np.int64]:
+        """As `ids`; of a token that several classes share, the one with the largest share."""
+        table = self.table(tokenizer)
+        tokens = _checked(input_ids, len(table.classes))
+        real = None if attention_mask is None else _real(attention_mask, tokens.shape)
+        numbers = table.classes[tokens]
+        for number, taken in self._words_in(tokens, real, tokenizer):
+            numbers = np.where(taken & ((numbers < 0) | (numbers > number)), number, numbers)
+        return numbers if real is None else np.where(real, numbers, -1)
+
+    def _words_in(
+        self,
+        tokens: NDArray[np.int64],
+        real: NDArray[np.bool_] | None,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """The number of each class of words, and which tokens are of such a word."""
+        of_words = [(n, c.words) for n, c in enumerate(self.classes) if c.words is not None]
+        if not of_words:
+            return
+        texts = _texts(tokens, real, tokenizer)
+        for number, words in of_words:
+            pattern = WholeWords([normalized(word, tokenizer) for word in words], ignore_case=True)
+            taken = [pattern.in_tokens(pieces) for pieces in texts]
+            yield number, np.array(taken, dtype=bool).reshape(tokens.shape)
 
     def weights(
         self, input_ids: Any, tokenizer: PreTrainedTokenizerBase, attention_mask: Any = None
@@ -343,13 +178,15 @@ class ClassSet:
         """
         table = self.table(tokenizer)
         tokens = _checked(input_ids, len(table.classes))
+        real = None if attention_mask is None else _real(attention_mask, tokens.shape)
         if table.weights is not None:
             shares = table.weights[tokens]
         else:
             shares = (table.classes[tokens][..., None] == np.arange(len(self))).astype(np.float32)
-        if attention_mask is not None:
-            shares = shares * _real(attention_mask, tokens.shape)[..., None]
-        return shares
+        for number, taken in self._words_in(tokens, real, tokenizer):
+            shares[taken, number] = 1 - shares[taken, :number].sum(-1)
+            shares[taken, number + 1 :] = 0
+        return shares if real is None else shares * real[..., None]
 
 
 def _listed(field: str, value: Any) -> Any:
@@ -399,6 +236,24 @@ def _checked(input_ids: Any, known: int) -> NDArray[np.int64]:
     return ids
 
 
+def _texts(
+    tokens: NDArray[np.int64], real: NDArray[np.bool_] | None, tokenizer: PreTrainedTokenizerBase
+) -> list[list[bytes]]:
+    """The bytes of each token of each text; `NOT_TEXT` for special tokens and padding."""
+    hidden = np.isin(tokens, sorted(read_vocabulary(tokenizer).special))
+    if real is not None:
+        hidden |= ~real
+    width = tokens.shape[-1] if tokens.ndim else 1
+    rows = zip(tokens.reshape(-1, width).tolist(), hidden.reshape(-1, width), strict=True)
+    return [
+        [
+            NOT_TEXT if h else b
+            for h, b in zip(out.tolist(), token_bytes(row, tokenizer), strict=True)
+        ]
+        for row, out in rows
+    ]
+
+
 def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
     numbers = np.full(len(vocabulary), -1, dtype=np.int64)
     weights = None
@@ -413,7 +268,7 @@ def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
             ]
             numbers[taken] = number
             left = [id for id in left if numbers[id] < 0]
-    if (numbers < 0).all():
+    if (numbers < 0).all() and not any(one.words is not None for one in classes):
         raise InputError(
             f"the class set ({', '.join(classes.names)}) matches no token of this vocabulary, so "
             "there is nothing to measure; check its rules, or end it with 'every: token'",

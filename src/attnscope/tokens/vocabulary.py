@@ -169,17 +169,34 @@ def _encoding(tokenizer: PreTrainedTokenizerBase) -> _Encoding:
     )
 
 
+_bytes: WeakKeyDictionary[Any, tuple[tuple[int, ...], dict[int, bytes]]] = WeakKeyDictionary()
+"""The bytes of the tokens that texts had so far, with the state of the tokenizer."""
+
+
 def token_bytes(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     """The bytes of each token of a text, with the spaces around words; together, the text.
 
     A special token has its name.
     """
     require_fast(tokenizer)
+    state = (len(tokenizer), *sorted(_special_ids(tokenizer)))
+    known = _bytes.get(tokenizer)
+    if known is None or known[0] != state:
+        known = _bytes[tokenizer] = (state, {})
+    if new := sorted(set(ids) - known[1].keys()):
+        known[1].update(zip(new, _token_bytes(new, tokenizer), strict=True))
+    return [known[1][id] for id in ids]
+
+
+def _token_bytes(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     encoding = _encoding(tokenizer)
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     read = []
     for id, piece in zip(ids, pieces, strict=True):
+        if piece is None:  # an unused id
+            read.append(b"")
+            continue
         before = b" " if encoding.prefix and not piece.startswith(encoding.prefix) else b""
         after = b" " if encoding.suffix and piece.endswith(encoding.suffix) else b""
         text = added[id].encode() if id in added else encoding.bytes_of(piece)
