@@ -77,6 +77,7 @@ SHORTCUTS = {
     "scope/scope.py": [
         "attnscope.look.data_frame",
         "attnscope.look.html_page",
+        "attnscope.look.image_page",
         "attnscope.look.map_page",
     ],
 }

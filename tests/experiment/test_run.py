@@ -297,7 +297,7 @@ def test_nothing_to_do_loads_no_model(small, tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("attnscope.loading.load", refuse)
+    monkeypatch.setattr("attnscope.loading.load_text_model", refuse)
     assert run(small(), tmp_path / "run").measured == 0
 
 

@@ -130,7 +130,7 @@ def test_want_of_memory_does_not_give_a_model_up(small, tmp_path, failing):
 
 
 def test_a_model_that_does_not_load_leaves_the_others(small, folder, tmp_path, monkeypatch):
-    load = attnscope.loading.load
+    load = attnscope.loading.load_text_model
     other = save_model(tmp_path / "other", seed=5)
 
     def sometimes(name, **options):
@@ -138,7 +138,7 @@ def test_a_model_that_does_not_load_leaves_the_others(small, folder, tmp_path, m
             raise ModelError("its disk is gone")
         return load(name, **options)
 
-    monkeypatch.setattr("attnscope.loading.load", sometimes)
+    monkeypatch.setattr("attnscope.loading.load_text_model", sometimes)
     asked = small(models={"other": other, "tiny": folder})
     outcome = run(asked, tmp_path / "run")
     assert outcome.measured == 12
@@ -149,7 +149,7 @@ def test_a_model_that_does_not_load_leaves_the_others(small, folder, tmp_path, m
 
 def test_a_load_that_hangs_is_left_behind(small, tmp_path, monkeypatch):
     let_go = threading.Event()
-    monkeypatch.setattr("attnscope.loading.load", lambda *_, **__: let_go.wait())
+    monkeypatch.setattr("attnscope.loading.load_text_model", lambda *_, **__: let_go.wait())
 
     def impatient(plan, pending, *, threads):
         return local.local(plan, pending, threads=threads, load_within=0.01)

@@ -240,7 +240,7 @@ def test_classes_from_yaml(tmp_path: Path, byte_level: Any) -> None:
         ("classes: [{name: a, characters: 5}]", "bad-class-field", {"value": 5}),
         ("classes: [{name: a, token_ids: [x]}]", "bad-class-field", {"field": "token_ids"}),
         ("classes: [{name: a, pattern: '(b'}]", "bad-pattern", {"pattern": "(b"}),
-        ("classes: [{name: a, every: thing}]", "unknown-every", {"known": ["special", "token"]}),
+        ("classes: [{name: a, every: thing}]", "unknown-every", {"value": "thing"}),
         ("classes: [hash, hash]", "duplicate-class", {"token_class": "hash"}),
     ],
 )

@@ -1,12 +1,14 @@
-"""Train a small vision-language model on pictures of shapes, on one GPU.
+"""Train a small vision-language model on pictures of shapes, on a CPU or one GPU.
 
     python training/shapes_vlm/train.py build/base --out build/shapes-vlm
 
-The language model is frozen, with low-rank matrices (LoRA) beside its linear layers; the vision
-encoder and the projector start from random weights. Stage 1 trains the encoder alone: it names the
-shape and the colour under each patch. Stage 2 trains encoder, projector and LoRA on questions about
-pictures; the loss counts the answers alone. Writes the new weights in 16 bits, and a log: the loss,
-and exact match on new pictures by task. Needs torch, transformers and numpy.
+The language model is frozen, with low-rank matrices (LoRA) beside the projections of its attention;
+vision encoder and projector start from random weights. Stage 1 trains encoder and projector alone:
+the output for a patch becomes the mean of the embeddings of the words for colour, shape and place
+of what is under it. Stage 2 trains encoder, projector and LoRA on questions about pictures; the
+loss counts the answers alone. All questions about a picture share its tokens and do not see each
+other. Writes the new weights in 16 bits, and a log: the loss, and exact match on new pictures by
+task. Needs torch, transformers and numpy.
 """
 
 from __future__ import annotations
@@ -34,29 +36,19 @@ from transformers import (
     LlavaForConditionalGeneration,
 )
 
-from attnscope.prompts.shapes import (
-    COLORS,
-    SHAPES,
-    SIDE,
-    TASKS,
-    Shape,
-    ask,
-    picture_question,
-    render,
-    scene,
-)
+from attnscope.prompts.shapes import SIDE, TASKS, Shape, ask, picture_question, render, scene
 
-PATCH = 12
+PATCH = 16
 GRID = SIDE // PATCH
 MEAN, STD = 0.5, 0.5
 SYSTEM = "Answer questions about the picture."
 MARK = "<gh_stars>"
 """The unused token of the base that stands for a patch; the processor calls it <image>."""
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj")
 TRAIN, TEST = 1, 2  # seeds
-TURNS = 3
-LOG_STEPS = 100
-WEIGHTS = (3, 3, 3, 2, 1, 3)  # of the tasks, in the order of TASKS
+TURNS = 8
+LOG_STEPS = 50
+WEIGHTS = (3, 3, 3, 2, 1, 1.5)  # of the tasks, in the order of TASKS
 
 
 class Lora(nn.Module):
@@ -102,15 +94,14 @@ def build(folder: Path, mark: str) -> tuple[Any, Any]:
 
 
 def add_lora(model: Any, rank: int) -> list[nn.Parameter]:
-    """Put LoRA beside every linear layer of the language model; the rest of it stays frozen."""
+    """Put LoRA beside the projections of every attention layer; the rest stays frozen."""
     language = model.model.language_model
     language.requires_grad_(False)
     model.lm_head.requires_grad_(False)
     for layer in language.layers:
-        for parent in (layer.self_attn, layer.mlp):
-            for name in LINEAR:
-                if hasattr(parent, name):
-                    setattr(parent, name, Lora(getattr(parent, name), rank))
+        for name in LINEAR:
+            linear = getattr(layer.self_attn, name)
+            setattr(layer.self_attn, name, Lora(linear, rank))
     return [p for m in model.modules() if isinstance(m, Lora) for p in (m.a, m.b)]
 
 
@@ -119,19 +110,18 @@ def pixels(picture: np.ndarray) -> Tensor:
     return (torch.from_numpy(picture).permute(2, 0, 1) / 255.0 - MEAN) / STD
 
 
-def patch_labels(shapes: tuple[Shape, ...]) -> Tensor:
-    """int64 [2, patches]: shape and colour under each patch, from 1; 0 for the ground."""
-    labels = torch.zeros(2, GRID, GRID, dtype=torch.long)
+def patch_targets(shapes: tuple[Shape, ...], words: Callable[[str], Tensor]) -> Tensor:
+    """[patches, size]: what the projector should give for each patch; 0 for the ground."""
     edges = np.arange(GRID + 1) / GRID
+    targets = torch.zeros(GRID, GRID, words("red").shape[-1])
     for shape in shapes:
         left, top, right, bottom = shape.box
         wide = np.minimum(edges[1:], right) - np.maximum(edges[:-1], left)
         high = np.minimum(edges[1:], bottom) - np.maximum(edges[:-1], top)
         share = np.clip(high, 0, None)[:, None] * np.clip(wide, 0, None)[None] * GRID**2
-        under = torch.from_numpy(share > 0.3)
-        labels[0][under] = 1 + list(SHAPES).index(shape.name)
-        labels[1][under] = 1 + list(COLORS).index(shape.color)
-    return labels.flatten(1)
+        named = [shape.color, shape.name, shape.location]
+        targets[torch.from_numpy(share > 0.3)] = torch.stack([words(w) for w in named]).mean(0)
+    return targets.flatten(0, 1)
 
 
 @dataclass
@@ -156,57 +146,64 @@ class Chat:
         """A question and the beginning of its answer."""
         return self._ids(f"{text}<|im_end|>\n<|im_start|>assistant\n")
 
-    def conversation(self, turns: list[tuple[str, str]]) -> tuple[list[int], list[int]]:
-        """Token ids and labels; labels are -100 outside the answers."""
+    def turns(self, asked: list[tuple[str, str]]) -> dict[str, Tensor]:
+        """Token ids, labels, positions, and the number of each token's turn.
+
+        Turn 0 is the picture, which all turns see. Labels are -100 outside the answers.
+        """
         ids, labels = list(self.head), [-100] * len(self.head)
-        for number, (question, answer) in enumerate(turns):
-            before = ([] if number == 0 else self.next) + self.question(question)
-            after = self._ids(answer) + self.end
+        places, turn = list(range(len(ids))), [0] * len(ids)
+        for number, (question, answer) in enumerate(asked, 1):
+            before, after = self.question(question), self._ids(f"{answer}<|im_end|>")
             ids += before + after
-            labels += [-100] * len(before) + after[:-1] + [-100]
-        return ids, labels
+            labels += [-100] * len(before) + after
+            length = len(before) + len(after)
+            places += range(len(self.head), len(self.head) + length)
+            turn += [number] * length
+        row = {"ids": ids, "labels": labels, "places": places, "turn": turn}
+        return {name: torch.tensor(numbers) for name, numbers in row.items()}
 
 
 class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
-    """Training pictures by number: pixels, patch labels, and a conversation about each."""
+    """Training pictures by number, with the targets of stage 1 or the questions of stage 2."""
 
-    def __init__(self, count: int, chat: Chat | None):
-        self.count = count
-        self.chat = chat
+    def __init__(self, first: int, count: int, make: Callable[..., dict[str, Tensor]]):
+        self.first, self.count, self.make = first, count, make
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        random = np.random.default_rng([TRAIN, index])
+        random = np.random.default_rng([TRAIN, self.first + index])
         shapes = scene(random)
-        row: dict[str, Any] = {"pixels": pixels(render(shapes, random))}
-        if self.chat is None:
-            row["patches"] = patch_labels(shapes)
-            return row
-        weights = np.array(WEIGHTS) / sum(WEIGHTS)
-        turns = []
-        for task in random.choice(TASKS, TURNS, replace=False, p=weights):
-            question, answer, _ = ask(shapes, str(task), random)
-            turns.append((question, answer))
-        row["ids"], row["labels"] = self.chat.conversation(turns)
-        return row
+        return {"pixels": pixels(render(shapes, random)), **self.make(shapes, random)}
+
+
+def questions(chat: Chat, shapes: tuple[Shape, ...], random: np.random.Generator) -> Any:
+    """Different questions about one scene; a description is one of them."""
+    weights = np.array(WEIGHTS) / sum(WEIGHTS)
+    asked: dict[str, str] = {}
+    for task in random.choice(TASKS, TURNS, p=weights):
+        question, answer, _ = ask(shapes, str(task), random)
+        asked[question] = answer
+    return chat.turns(list(asked.items()))
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """A batch, padded on the right."""
-    batch = {"pixels": torch.stack([row["pixels"] for row in rows])}
-    if "patches" in rows[0]:
-        return batch | {"patches": torch.stack([row["patches"] for row in rows])}
-    longest = max(len(row["ids"]) for row in rows)
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        end = len(row["ids"])
-        ids[number, :end] = torch.tensor(row["ids"])
-        labels[number, :end] = torch.tensor(row["labels"])
-        mask[number, :end] = 1
-    return batch | {"ids": ids, "labels": labels, "mask": mask}
+    """A batch, padded on the right; padding is a turn of its own."""
+    pad = {"ids": 0, "labels": -100, "places": 0, "turn": -1}
+    return {
+        name: torch.stack([row[name] for row in rows])
+        if name not in pad
+        else nn.utils.rnn.pad_sequence([row[name] for row in rows], True, pad[name])
+        for name in rows[0]
+    }
+
+
+def visible(turn: Tensor) -> Tensor:
+    """bool [B, 1, T, T]: which keys a token sees: earlier ones of the picture and of its turn."""
+    same = (turn[:, :, None] == turn[:, None, :]) | (turn[:, None, :] == 0)
+    return (same & torch.ones_like(same[0]).tril())[:, None]
 
 
 def optimise(
@@ -216,10 +213,11 @@ def optimise(
     steps: int,
     seconds: float,
     note: Callable[..., None],
+    save: Callable[[], None],
 ) -> None:
     """AdamW with a warm-up and a cosine; ends after `steps`, or when the time is used up."""
     optimizer = torch.optim.AdamW(
-        [{"params": params, "lr": rate, "rate": rate} for params, rate in groups],
+        [{"params": [*params], "lr": rate, "rate": rate} for params, rate in groups],
         betas=(0.9, 0.98),
         weight_decay=0.0,
     )
@@ -237,72 +235,90 @@ def optimise(
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        mean += loss.detach()
+        mean += float(loss.detach())
         if (step + 1) % LOG_STEPS == 0:
-            note(step=step + 1, loss=round(float(mean) / LOG_STEPS, 4), used=round(used, 3))
+            save()
+            note(step=step + 1, loss=round(mean / LOG_STEPS, 4), used=round(used, 3))
             mean = 0.0
 
 
-def train(model: Any, tokenizer: Any, chosen: Any, note: Callable[..., None]) -> None:
+def train(model: Any, tokenizer: Any, chosen: Any, note: Callable[..., None], save: Any) -> None:
     """Both stages."""
-    device, cuda = chosen.device, chosen.device == "cuda"
-    vision = model.model.vision_tower
-    heads = nn.Linear(192, 2 + len(SHAPES) + len(COLORS)).to(device)
+    device, half = chosen.device, torch.bfloat16
+    llava, chat = model.model, Chat(tokenizer, chosen.mark)
+    table = llava.get_input_embeddings().weight.detach().float().cpu()
 
-    def loader(count: int, batch: int, chat: Chat | None) -> Iterator[dict[str, Tensor]]:
+    def words(text: str) -> Tensor:
+        return table[tokenizer(f" {text}", add_special_tokens=False)["input_ids"]].mean(0)
+
+    def batches(first: int, steps: int, size: int, make: Any) -> Iterator[dict[str, Tensor]]:
         data = torch.utils.data.DataLoader(
-            Scenes(count, chat),
-            batch,
+            Scenes(first, steps * size, make),
+            size,
             num_workers=chosen.workers,
             collate_fn=collate,
-            pin_memory=cuda,
+            pin_memory=device == "cuda",
             prefetch_factor=8 if chosen.workers else None,
         )
         for part in data:
             yield {name: tensor.to(device, non_blocking=True) for name, tensor in part.items()}
 
+    def image(batch: dict[str, Tensor]) -> Tensor:
+        hidden = llava.vision_tower(batch["pixels"]).last_hidden_state[:, 1:]
+        return llava.multi_modal_projector(hidden)
+
     def patch_loss(batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast(device, torch.bfloat16, enabled=cuda):
-            features = vision(batch["pixels"]).last_hidden_state[:, 1:]
-            scores = heads(features).float().flatten(0, 1)
-        shapes, colors = batch["patches"].transpose(0, 1).flatten(1)
-        first, second = scores.split([1 + len(SHAPES), 1 + len(COLORS)], -1)
-        return F.cross_entropy(first, shapes) + F.cross_entropy(second, colors)
+        with torch.autocast(device, half):
+            got = image(batch)
+        target = batch["targets"]
+        return F.mse_loss(got.float(), target) / table.square().mean()
 
     def answer_loss(batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast(device, torch.bfloat16, enabled=cuda):
-            hidden = model.model(
-                input_ids=batch["ids"],
-                attention_mask=batch["mask"],
-                pixel_values=batch["pixels"],
+        with torch.autocast(device, half):
+            embeddings = llava.get_input_embeddings()(batch["ids"])
+            marked = (batch["ids"] == model.config.image_token_id)[..., None]
+            features = image(batch).to(embeddings.dtype)
+            mask = visible(batch["turn"])
+            hidden = llava.language_model(
+                inputs_embeds=embeddings.masked_scatter(marked, features),
+                position_ids=batch["places"],
+                attention_mask=torch.zeros(mask.shape, dtype=half, device=device).masked_fill_(
+                    ~mask, torch.finfo(half).min
+                ),
                 use_cache=False,
             ).last_hidden_state
             labels = batch["labels"][:, 1:]
             counted = labels != -100
-            scores = model.lm_head(hidden[:, :-1][counted]).float()
-        return F.cross_entropy(scores, labels[counted])
+            scores = model.lm_head(hidden[:, :-1][counted])
+        return F.cross_entropy(scores.float(), labels[counted])
 
-    encoder = [p for p in vision.parameters() if p.requires_grad]
-    first = loader(chosen.encoder_steps * chosen.encoder_batch, chosen.encoder_batch, None)
-    rate = chosen.rate
+    encoder, projector = llava.vision_tower.parameters, llava.multi_modal_projector.parameters
+    lora = [p for m in model.modules() if isinstance(m, Lora) for p in (m.a, m.b)]
+    rate, steps, size = chosen.rate, chosen.encoder_steps, chosen.encoder_batch
+    first = batches(0, steps, size, lambda shapes, _: {"targets": patch_targets(shapes, words)})
     optimise(
-        [([*encoder, *heads.parameters()], rate)],
+        [([*encoder(), *projector()], rate)],
         patch_loss,
         first,
-        chosen.encoder_steps,
+        steps,
         chosen.encoder_minutes * 60,
         note,
+        save,
     )
-    lora = [p for m in model.modules() if isinstance(m, Lora) for p in (m.a, m.b)]
-    projector = list(model.model.multi_modal_projector.parameters())
-    second = loader(chosen.steps * chosen.batch, chosen.batch, Chat(tokenizer, chosen.mark))
+    second = batches(
+        steps * size,
+        chosen.steps,
+        chosen.batch,
+        lambda shapes, random: questions(chat, shapes, random),
+    )
     optimise(
-        [([*projector, *lora], rate), (encoder, 0.3 * rate)],
+        [([*projector(), *lora], rate), ([*encoder()], 0.3 * rate)],
         answer_loss,
         second,
         chosen.steps,
         chosen.minutes * 60,
         note,
+        save,
     )
 
 
@@ -321,7 +337,7 @@ def exact_match(model: Any, tokenizer: Any, chosen: Any) -> dict[str, float]:
             ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
             mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
             images = torch.stack([pixels(one.picture) for one in asked])
-            with torch.autocast(chosen.device, torch.bfloat16, enabled=chosen.device == "cuda"):
+            with torch.autocast(chosen.device, torch.bfloat16):
                 out = model.generate(
                     input_ids=ids.to(chosen.device),
                     attention_mask=mask.to(chosen.device),
@@ -339,11 +355,7 @@ def exact_match(model: Any, tokenizer: Any, chosen: Any) -> dict[str, float]:
 
 
 def save(model: Any, rank: int, out: Path) -> None:
-    """Write what was trained in bfloat16; the model keeps the rounded numbers."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(parameter.to(torch.bfloat16))
+    """Write what was trained in bfloat16."""
     adapter, encoder = {}, {}
     for name, module in model.model.language_model.named_modules():
         if isinstance(module, Lora):
@@ -362,25 +374,30 @@ def save(model: Any, rank: int, out: Path) -> None:
     (out / "adapter.json").write_text(json.dumps({"rank": rank, "scale": 2.0}))
 
 
-def main() -> None:
-    """Train, save, measure."""
+def options() -> argparse.Namespace:
+    """The options; the defaults are those of the bundled model, trained on one CPU core."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("base", type=Path, help="folder of the language model")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mark", default=MARK, help="unused token of the base for a patch")
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--encoder-steps", type=int, default=1500)
-    parser.add_argument("--encoder-batch", type=int, default=128)
-    parser.add_argument("--encoder-minutes", type=float, default=1.0)
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--encoder-steps", type=int, default=1000)
+    parser.add_argument("--encoder-batch", type=int, default=64)
+    parser.add_argument("--encoder-minutes", type=float, default=600)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--fresh", type=int, default=200)
-    parser.add_argument("--fresh-batch", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--fresh-batch", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, save, measure."""
+    chosen = options()
     chosen.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     log = (chosen.out / "training.jsonl").open("w")
@@ -391,18 +408,19 @@ def main() -> None:
         print(json.dumps(values), file=log, flush=True)
 
     torch.manual_seed(TRAIN)
-    torch.set_float32_matmul_precision("high")
     model, tokenizer = build(chosen.base, chosen.mark)
+    model.model.language_model.to(torch.bfloat16)
+    model.tie_weights()
     add_lora(model, chosen.rank)
-    if chosen.device == "cuda":
-        model.model.language_model.to(torch.bfloat16)
-        for module in model.modules():
-            if isinstance(module, Lora):
-                module.a.data, module.b.data = module.a.data.float(), module.b.data.float()
     model.to(chosen.device).train()
+    if chosen.device == "cpu":  # faster backwards than the fused kernel of a CPU
+        model.set_attn_implementation("eager")
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     note(parameters=trained, torch=torch.__version__, device=chosen.device)
-    train(model, tokenizer, chosen, note)
+    train(model, tokenizer, chosen, note, lambda: save(model, chosen.rank, chosen.out))
+    with torch.no_grad():
+        for parameter in model.parameters():  # measured with the rounded numbers
+            parameter.copy_(parameter.to(torch.bfloat16))
     save(model, chosen.rank, chosen.out)
     note(exact_match=exact_match(model, tokenizer, chosen))
 

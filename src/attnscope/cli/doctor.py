@@ -57,10 +57,10 @@ def doctor(
 
 
 def _checks(model: str, device: str | None, dtype: str) -> list[Any]:
-    import attnscope
+    from attnscope.loading import load_text_model
     from attnscope.look.model_check import check_model
 
-    return check_model(*attnscope.load(model, device=device, dtype=dtype))
+    return check_model(*load_text_model(model, device=device, dtype=dtype))
 
 
 def _environment() -> dict[str, str]:

@@ -56,12 +56,13 @@ def _scores(
     from attnscope.cli.run_in_terminal import carry_out, no_bars
     from attnscope.experiment.local import local
     from attnscope.experiment.plan import make_plan
+    from attnscope.loading import load_text_model
     from attnscope.recipes.heads import head_experiments, head_scores
 
     no_bars()
     experiments = head_experiments(model, prompts=prompts, seed=seed, bos=bos)
     plans = {name: make_plan(experiment) for name, experiment in experiments.items()}
-    loaded, _ = attnscope.load(model, bos=bos)
+    loaded, _ = load_text_model(model, bos=bos)
     executor = partial(local, model=loaded)
     for name, plan in plans.items():
         carry_out(plan, folder / name, quiet=quiet, executor=executor)

@@ -77,7 +77,7 @@ def look(
     """Show where attention goes in a text: coloured tokens, and the mass of each token class."""
     from rich.console import Console
 
-    import attnscope
+    from attnscope.loading import load_text_model
     from attnscope.look import look as look_at
     from attnscope.tokens import Prompt, load_classes
 
@@ -85,7 +85,7 @@ def look(
     class_set = load_classes(classes)
     prompt = _text(text, file)
     Prompt(prompt)
-    loaded, tokenizer = attnscope.load(model, device=device, dtype=dtype, bos=bos)
+    loaded, tokenizer = load_text_model(model, device=device, dtype=dtype, bos=bos)
     result = look_at(
         loaded,
         tokenizer,

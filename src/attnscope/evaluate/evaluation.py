@@ -22,7 +22,7 @@ from attnscope.experiment.execute import Outcome, run_plan
 from attnscope.experiment.plan import Plan, make_plan
 from attnscope.figures.export import save, write
 from attnscope.figures.registry import draw_table
-from attnscope.loading import load
+from attnscope.loading import load_text_model
 from attnscope.run.schemas import COMPLETIONS
 from attnscope.run.store import Run, open_run
 from attnscope.run.writer import open_directory
@@ -169,7 +169,7 @@ def measure_effects(
     """Mass and effect of every head for these classes of tokens; writes their figure to `out`."""
     plan = make_plan(evaluation.experiment_of(["baseline"], evaluation.find_task()))
     (of_model,) = plan.models
-    model, _ = load(evaluation.model)
+    model, _ = load_text_model(evaluation.model)
     prompts = [cell.tokens for cell in of_model.cells()]
     answers = answers_of(plan.experiment)
     frame = effects(model, of_model.tokenizer, prompts, answers, classes, layers=layers)

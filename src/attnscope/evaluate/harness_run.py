@@ -16,7 +16,7 @@ from attnscope.evaluate.harness import ConditionedLM, document_scores, run_task
 from attnscope.experiment.measuring_environment import describe, describe_model
 from attnscope.experiment.model_info import model_info
 from attnscope.experiment.plan import ModelPlan, Plan, Settled, default_tokens
-from attnscope.loading import load, load_tokenizer
+from attnscope.loading import load_text_model, load_tokenizer
 from attnscope.loading.device import chosen_device
 from attnscope.run.environment import accept_differences, differences
 from attnscope.run.layout import SCORED
@@ -55,7 +55,7 @@ def evaluate_harness(
             if name in finished:
                 continue
             if lm is None:
-                model, tokenizer = load(of_model.info.pinned)
+                model, tokenizer = load_text_model(of_model.info.pinned)
                 environment["models"] = {of_model.label: describe_model(of_model, model, "auto")}
                 directory.write_json("environment.json", environment)
             lm = ConditionedLM(model, tokenizer, condition, batch=batch, seed=evaluation.seed)

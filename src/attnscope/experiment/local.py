@@ -118,13 +118,14 @@ class Measurer:
 
 
 def _load(plan: Plan, of_model: ModelPlan, model: Any) -> tuple[Any, dict[str, Any]]:
-    from attnscope.loading import find, load
+    from attnscope.loading import find, load_text_model
     from attnscope.scope.watch import watch
 
     experiment = plan.experiment
     if model is None:
         device, dtype = experiment.device, experiment.dtype
-        model, _ = load(of_model.info.pinned, device=device, dtype=dtype, bos=experiment.bos)
+        name = of_model.info.pinned
+        model, _ = load_text_model(name, device=device, dtype=dtype, bos=experiment.bos)
     if find(of_model.info.pinned).revision != of_model.info.revision:
         raise InputError(
             f"the files of model {of_model.label!r} ({of_model.info.name}) changed while it was "

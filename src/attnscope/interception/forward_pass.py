@@ -24,7 +24,8 @@ class ForwardPass:
     mask: Any = None
     """The attention mask of the stack's own text, as it was passed."""
     tokens: Tensor | None = None
-    """int [B, Q]: the input ids; None if the input was something else."""
+    """int [B, Q]: the input ids, also where pictures or sound replace the embeddings of some; None
+    if the input was something else."""
     shape: tuple[int, int] = (0, 0)
     """Sequences, and tokens of each, of the input ids or embeddings; (0, 0) if unknown."""
     output_attentions: bool = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnscope.interception.captured_call import CapturedCall
 from attnscope.interception.forward_pass import ForwardPass
@@ -91,6 +91,8 @@ class HookRegistry:
     hooks: list[RegisteredHook] = field(default_factory=list)
     passes: dict[nn.Module, ForwardPass] = field(default_factory=dict)
     """By base model: its last forward pass."""
+    outer_ids: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """By base model: the token ids of the running model around it that has towers."""
     backward_task: int = -1
     """The id of the last backward pass that reached outputs of this thread's passes."""
     interfaces: dict[Any, Callable[..., Any]] = field(default_factory=dict)

@@ -20,8 +20,8 @@ from attnscope.interception.dispatch import hook_attention, not_applied
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.hooks import Hook, RegisteredHook, current
 from attnscope.interception.lookups import LOOKUPS
-from attnscope.interception.pass_hooks import hook_forward_pass
-from attnscope.interception.sites import Site, Sites, find, select_sites
+from attnscope.interception.pass_hooks import hook_forward_pass, hook_outer_model
+from attnscope.interception.sites import Site, Sites, find, outer_models_of, select_sites
 
 
 @contextmanager
@@ -104,6 +104,11 @@ def register(
         registered.required = _required_modules(sites, rewritten)
     shared: list[tuple[Any, Callable[[], ExitStack]]] = [patches.UNCOMPILED, LOOKUPS]
     shared += [(base, partial(hook_forward_pass, base)) for base in {*sites.base_models.values()}]
+    shared += [
+        ((outer, base), partial(hook_outer_model, outer, base))
+        for base, outer_models in outer_models_of(sites).items()
+        for outer in outer_models
+    ]
     if registered.needs_geometry:
         shared += [(module, partial(hook_attention, module)) for module in sites.hooked]
     with ExitStack() as acquired:

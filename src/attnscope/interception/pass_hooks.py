@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from attnscope.errors import ModelError
+from attnscope.interception.arguments import argument
 from attnscope.interception.coverage import start_check
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.hooks import HookRegistry, RegisteredHook, current
@@ -36,12 +37,32 @@ def hook_forward_pass(base: nn.Module) -> ExitStack:
     return undo
 
 
+def hook_outer_model(outer: nn.Module, base: nn.Module) -> ExitStack:
+    """Keep the token ids of a model that gives its base model embeddings in their place."""
+    undo = ExitStack()
+
+    def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if this is outer and isinstance(ids := argument(outer, "input_ids", args, kwargs), Tensor):
+            current().outer_ids[base] = ids
+
+    def end(this: nn.Module, args: Any, output: Any) -> None:
+        if this is outer:
+            current().outer_ids.pop(base, None)
+
+    undo.callback(outer.register_forward_pre_hook(begin, with_kwargs=True).remove)
+    undo.callback(outer.register_forward_hook(end, always_call=True).remove)
+    return undo
+
+
 def _start_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     registry = current()
     hooks = registry.hooks_of(base)
     if not hooks:
         return
     forward_pass = registry.passes[base] = ForwardPass.of(base, args, kwargs)
+    ids = registry.outer_ids.get(base)
+    if forward_pass.tokens is None and ids is not None and ids.shape == forward_pass.shape:
+        forward_pass.tokens = ids
     registry.interfaces.clear()  # other functions may be registered since the last pass
     stacks = [(registered.sites, stack) for registered, stack in hooks if registered.needs_geometry]
     forward_pass.check = start_check(base, stacks)

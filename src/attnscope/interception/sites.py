@@ -197,6 +197,21 @@ def _search(model: PreTrainedModel) -> Sites:
     )
 
 
+def outer_models_of(sites: Sites) -> dict[nn.Module, list[nn.Module]]:
+    """Base model → the models around it, if towers give it embeddings in place of token ids."""
+    if not sites.left_out or len(sites.stacks) > 1:
+        return {}
+    base = sites.base_model
+    around = [
+        module
+        for module in sites.model.modules()
+        if isinstance(module, PreTrainedModel)
+        and module is not base
+        and any(part is base for part in module.modules())
+    ]
+    return {base: around}
+
+
 def check_one_stack(sites: Sites) -> None:
     """Refuse a model with an encoder and a decoder, each with its own text."""
     if len(sites.stacks) > 1:

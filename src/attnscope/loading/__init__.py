@@ -16,13 +16,23 @@ from attnscope.loading.compatibility import add_bos, check_vocabulary, warn_with
 from attnscope.loading.device import chosen_device
 from attnscope.loading.gguf import load_packed, read_header
 from attnscope.loading.model_names import Source, find
+from attnscope.loading.processors import Reader, has_processor, has_tokenizer, read_processor
 from attnscope.loading.weights import WHOLE, check_loaded, check_memory, count_weights
 from attnscope.tokens.find_text import remember_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["cached", "find", "load", "load_config", "load_tokenizer", "model_class"]
+__all__ = [
+    "cached",
+    "find",
+    "load",
+    "load_config",
+    "load_processor",
+    "load_text_model",
+    "load_tokenizer",
+    "model_class",
+]
 
 # While transformers loads a model, it disables weight tying for the whole process. Two overlapping
 # loads would leave it disabled, and later models with tied weights would lack some.
@@ -40,8 +50,8 @@ def load(
     bos: bool = False,
     trust_remote_code: bool = False,
     unpickle: bool = False,
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Load a model in evaluation mode, and its tokenizer.
+) -> "tuple[PreTrainedModel, Any]":
+    """Load a model in evaluation mode, and its tokenizer or processor.
 
     Gated models need your own token: `hf auth login`, or the variable HF_TOKEN.
 
@@ -63,10 +73,11 @@ def load(
             can run code.
 
     Returns:
-        The transformers model and its tokenizer.
+        The transformers model and its tokenizer; if it reads pictures or sound, its processor,
+        whose `tokenizer` is the tokenizer.
 
     Raises:
-        InputError: An argument has a wrong value, or there is no such model.
+        InputError: An argument has a wrong value, or the processor needs a missing package.
         ModelError: The model cannot be loaded, or it has no attention.
 
     Example:
@@ -77,6 +88,31 @@ def load(
         >>> tokenizer("The ball is left of the box.", return_tensors="pt").input_ids.shape
         torch.Size([1, 8])
     """
+    source = find(name, revision=revision, adapter=adapter)
+    reader = _reader(source, bos, trust_remote_code)
+    if reader.missing is not None:
+        raise reader.missing
+    model = _model(source, reader.tokenizer, device, dtype, trust_remote_code, unpickle)
+    return model, reader.tokenizer if reader.processor is None else reader.processor
+
+
+def load_text_model(
+    name: str | Path, *, device: str | None = None, dtype: str = "auto", bos: bool = False
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """A model and its tokenizer, as `load`; the packages of its processor may be missing."""
+    source = find(name)
+    tokenizer = _text_tokenizer(source, bos)
+    return _model(source, tokenizer, device, dtype), tokenizer
+
+
+def _model(
+    source: Source,
+    tokenizer: Any,
+    device: str | None,
+    dtype: str,
+    trust_remote_code: bool = False,
+    unpickle: bool = False,
+) -> "PreTrainedModel":
     import torch
 
     from attnscope.interception.sites import has_attention
@@ -84,10 +120,8 @@ def load(
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     where = chosen_device(device)
-    source = find(name, revision=revision, adapter=adapter)
     config = _config(source, unpickle=unpickle, trust_remote_code=trust_remote_code)
-    tokenizer = _tokenizer(source, bos=bos, trust_remote_code=trust_remote_code)
-    if not writes_bos(tokenizer):
+    if tokenizer is not None and not writes_bos(tokenizer):
         warn_without_bos(config, tokenizer, tokenizer("a").input_ids, source.name)
     number: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and where == "cpu":
@@ -114,8 +148,9 @@ def load(
             model=type(model).__name__,
         )
     model.name_or_path = source.name
-    remember_tokenizer(model, tokenizer)
-    return model.eval(), tokenizer
+    if tokenizer is not None:
+        remember_tokenizer(model, tokenizer)
+    return model.eval()
 
 
 def _count_weights(source: Source, unpickle: bool) -> int:
@@ -152,7 +187,46 @@ def _weights(
 
 def load_tokenizer(name: str | Path, *, bos: bool = False) -> Any:
     """Load the tokenizer of a model by name."""
-    return _tokenizer(find(name), bos=bos)
+    return _text_tokenizer(find(name), bos)
+
+
+def load_processor(name: str | Path, *, bos: bool = False) -> Any:
+    """Load the processor of a model by name; an error if it has none."""
+    source = find(name)
+    reader = _reader(source, bos)
+    if reader.missing is not None:
+        raise reader.missing
+    if reader.processor is None or reader.tokenizer is None:
+        raise ModelError(
+            f"{source.name!r} has no processor for text with pictures or sound; use a "
+            "vision-language model, or prompts of text alone",
+            code="no-processor",
+            model=source.name,
+        )
+    return reader.processor
+
+
+def _text_tokenizer(source: Source, bos: bool) -> Any:
+    tokenizer = _reader(source, bos).tokenizer
+    if tokenizer is None:
+        raise ModelError(
+            f"{source.name!r} has no tokenizer: it reads no text",
+            code="no-tokenizer",
+            model=source.name,
+        )
+    return tokenizer
+
+
+def _reader(source: Source, bos: bool = False, trust_remote_code: bool = False) -> Reader:
+    """The tokenizer of a model, and its processor if it has one."""
+    processing = has_processor(source)
+    tokenizer = None
+    if has_tokenizer(source) or not processing:
+        tokenizer = _tokenizer(source, bos=bos, trust_remote_code=trust_remote_code)
+    if not processing:
+        return Reader(tokenizer)
+    with _explained(source):
+        return read_processor(source, tokenizer, trust_remote_code)
 
 
 def load_config(name: str | Path) -> Any:

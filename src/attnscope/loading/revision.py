@@ -18,8 +18,9 @@ READ = (
     *("config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
     *("*.safetensors.index.json", "pytorch_model*", "tokenizer*", "special_tokens_map.json"),
     *("added_tokens.json", "vocab*", "merges.txt", "*.model", "chat_template*"),
+    "*processor_config.json",
 )
-"""The files of a folder that transformers reads, tokenizer included."""
+"""The files of a folder that transformers reads, tokenizer and processor included."""
 
 _SMALL = 2**20  # bytes: smaller files are read without the cache
 _SETTLED = 2 * 10**9  # nanoseconds: a newer file may change again within one tick of the clock

@@ -8,13 +8,15 @@ from torch import Tensor
 
 from attnscope.errors import InputError, ScopeError, is_int, unknown
 from attnscope.scope.per_query import PerQuerySums
-from attnscope.vision.image_tokens import ImageTokens, image_tokens, patch_tokens
+from attnscope.vision.image_tokens import ImageTokens, flat, image_tokens, patch_tokens
 
 
 class ImageMaps(PerQuerySums):
     """The methods of a `Scope` for prompts with pictures."""
 
     _images: list[ImageTokens] | None = None
+    _pictures: list[Any]
+    """The pictures as they were given: for a page."""
     _patch_size: int | None = None
     """Side of a patch in pixels, if the model is a vision tower."""
 
@@ -32,6 +34,7 @@ class ImageMaps(PerQuerySums):
         Returns:
             One `ImageTokens` per picture: positions of its tokens, and their boxes in the picture.
         """
+        self._pictures = flat(images)
         if "input_ids" in inputs:
             self._images = image_tokens(processor, inputs, images, **options)
         elif self._patch_size is None:

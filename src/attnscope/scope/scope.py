@@ -160,7 +160,8 @@ class Scope(ImageMaps):
                 each class. After `generate`, these may have the length of the prompt (later
                 tokens have no class) or of the whole output.
             n: The number of classes; default: the largest class + 1. With a class set: the
-                tokenizer, which is needed if the model does not come from `attnscope.load`.
+                tokenizer or processor, which is needed if the model does not come from
+                `attnscope.load`.
         """
         sums = self.sums(layer)
         return mass(sums.received, self._shares(layer, classes, n), sums.count).float()
@@ -283,8 +284,8 @@ class Scope(ImageMaps):
         value.
 
         Args:
-            tokenizer: The tokenizer of the model, for the columns token and class; default: that
-                of `attnscope.load`, else these columns are left out.
+            tokenizer: The tokenizer or processor of the model, for the columns token and class;
+                default: that of `attnscope.load`, else these columns are left out.
             measures: For each token "received", "average"; for each class "mass", "lift"; for each
                 head any name that `measure` takes; for each query "rows" (by class),
                 "query_entropy".
@@ -295,6 +296,8 @@ class Scope(ImageMaps):
 
         if tokenizer is None and (input_ids is not None or self.tokens is not None):
             tokenizer = self._tokenizer
+        if tokenizer is not None:
+            tokenizer = check_tokenizer(tokenizer)
         return frame_of_scope(self, tokenizer, measures, classes, input_ids)
 
     def show(
@@ -302,11 +305,17 @@ class Scope(ImageMaps):
     ) -> "HtmlPage":
         """An HTML page of the text, shaded by the attention each token receives.
 
-        It has a choice of layer and head. A notebook displays it; `.save("page.html")` writes it.
+        After `place_images`, a page of the pictures of the text: a heat map over each follows the
+        token that is pointed at (needs `watch(…, keep=True)`). Both have a choice of layer and
+        head. A notebook displays the page; `.save("page.html")` writes it. `tokenizer` may be a
+        processor.
         """
         from attnscope.look.html_page import page_of_scope
+        from attnscope.look.image_page import page_of_images
 
         tokenizer = check_tokenizer(self._tokenizer if tokenizer is None else tokenizer)
+        if self._images is not None and any(one.sequence == sequence for one in self._images):
+            return page_of_images(self, tokenizer, sequence, input_ids)
         return page_of_scope(self, tokenizer, sequence, input_ids)
 
     def map(self, tokenizer: Any = None, sequence: int = 0, *, input_ids: Any = None) -> "HtmlPage":

@@ -7,7 +7,7 @@ from attnscope.tokens.chat import (
     as_question,
     turns_of,
 )
-from attnscope.tokens.class_sets import DEFAULT, load_classes
+from attnscope.tokens.class_sets import DEFAULT, MODALITY, load_classes
 from attnscope.tokens.classes import ClassSet, ClassTable
 from attnscope.tokens.regions import Prompt, Region, join
 from attnscope.tokens.token_class import TokenClass
@@ -23,6 +23,7 @@ from attnscope.tokens.vocabulary import Vocabulary, read_vocabulary
 
 __all__ = [
     "DEFAULT",
+    "MODALITY",
     "Alignment",
     "ClassSet",
     "ClassTable",

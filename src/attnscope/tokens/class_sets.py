@@ -13,6 +13,7 @@ from typing import Any
 
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.classes import ClassSet
+from attnscope.tokens.modalities import MODALITIES
 from attnscope.tokens.token_class import TokenClass, unknown_in_class
 from attnscope.yaml_file import read_yaml
 
@@ -52,21 +53,30 @@ MAPS = ClassSet(
 # One class for all tokens: gives the mass of a region as one number.
 WHOLE = ClassSet((TokenClass(name="all", every="token"),))
 
-NAMED = {"default": DEFAULT, "maps": MAPS, "whole": WHOLE}
+# Only the processor of a model knows its image, video and audio tokens.
+MODALITY = ClassSet(
+    (
+        *(TokenClass(name=modality, every=modality) for modality in MODALITIES),
+        TokenClass(name="special", every="special"),
+        TokenClass(name="text", every="token"),
+    )
+)
+
+NAMED = {"default": DEFAULT, "maps": MAPS, "whole": WHOLE, "modality": MODALITY}
 _EXPECTED = {
     "name": "text",
     "characters": "text in quotes",
     "pattern": "text in quotes",
     "words": "a list of words",
     "token_ids": "a list of whole numbers",
-    "every": "special or token",
+    "every": "special, image, video, audio or token",
     "judgement": "pure, contains or fraction",
     "strip": "true or false",
 }
 
 
 def load_classes(source: str | Path | ClassSet) -> ClassSet:
-    """A class set by its name (`default`, `maps`, `whole`) or from a YAML file.
+    """A class set by its name (`default`, `maps`, `whole`, `modality`) or from a YAML file.
 
     The file has a list under `classes`. An entry has the fields of `TokenClass`, or is the name
     of a class of the default set:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
+from attnscope.tokens.modalities import MODALITIES, Ids, modality_ids, tokenizer_in
 from attnscope.tokens.token_class import SECONDS_PER_VOCABULARY, TokenClass
 from attnscope.tokens.vocabulary import Vocabulary, normalized, read_vocabulary, token_bytes
 from attnscope.tokens.whole_words import NOT_TEXT, WholeWords
@@ -116,10 +117,13 @@ class ClassSet:
 
     def table(self, tokenizer: PreTrainedTokenizerBase) -> ClassTable:
         """The class of every id of a vocabulary; computed once per process."""
+        tokenizer = tokenizer_in(tokenizer)
         vocabulary = read_vocabulary(tokenizer)
-        key = (vocabulary.fingerprint, self.fingerprint)
+        by_modality = any(one.every in MODALITIES for one in self.classes)
+        ids = modality_ids(tokenizer) if by_modality else {}
+        key = (vocabulary.fingerprint, self.fingerprint, *map(frozenset, ids.values()))
         if key not in _tables:
-            _tables[key] = _classify(self, vocabulary)
+            _tables[key] = _classify(self, vocabulary, ids)
         return _tables[key]
 
     def ids(
@@ -162,6 +166,7 @@ class ClassSet:
         of_words = [(n, c.words) for n, c in enumerate(self.classes) if c.words is not None]
         if not of_words:
             return
+        tokenizer = tokenizer_in(tokenizer)
         texts = _texts(tokens, real, tokenizer)
         for number, words in of_words:
             pattern = WholeWords([normalized(word, tokenizer) for word in words], ignore_case=True)
@@ -195,7 +200,7 @@ def _listed(field: str, value: Any) -> Any:
     return sorted(value) if field == "token_ids" else value
 
 
-_tables: dict[tuple[str, str], ClassTable] = {}
+_tables: dict[tuple[object, ...], ClassTable] = {}
 
 
 def _array(values: Any) -> NDArray[Any]:
@@ -254,17 +259,19 @@ def _texts(
     ]
 
 
-def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
+def _classify(classes: ClassSet, vocabulary: Vocabulary, modalities: Ids) -> ClassTable:
     numbers = np.full(len(vocabulary), -1, dtype=np.int64)
     weights = None
     if any(token_class.judgement == "fraction" for token_class in classes):
-        weights = _shares(classes, vocabulary)
+        weights = _shares(classes, vocabulary, modalities)
         numbers = np.where(weights.any(axis=1), weights.argmax(axis=1), -1)
     else:
         left = list(range(len(vocabulary)))
         for number, token_class in enumerate(classes):
             taken = [
-                id for id in _within_limit(token_class, left) if _takes(token_class, vocabulary, id)
+                id
+                for id in _within_limit(token_class, left)
+                if _takes(token_class, vocabulary, modalities, id)
             ]
             numbers[taken] = number
             left = [id for id in left if numbers[id] < 0]
@@ -278,7 +285,9 @@ def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
     return ClassTable(classes.names, numbers, weights)
 
 
-def _takes(token_class: TokenClass, vocabulary: Vocabulary, id: int) -> bool:
+def _takes(token_class: TokenClass, vocabulary: Vocabulary, modalities: Ids, id: int) -> bool:
+    if token_class.every in MODALITIES:
+        return id in modalities[token_class.every]
     if token_class.every is not None:
         return token_class.every == "token" or id in vocabulary.special
     if token_class.token_ids is not None:
@@ -295,7 +304,7 @@ def _within_limit(token_class: TokenClass, ids: Iterable[int]) -> Iterator[int]:
         yield id
 
 
-def _shares(classes: ClassSet, vocabulary: Vocabulary) -> NDArray[np.float32]:
+def _shares(classes: ClassSet, vocabulary: Vocabulary, modalities: Ids) -> NDArray[np.float32]:
     """[ids, classes] the share of each token by class; each character counts for the first class
     that takes it."""
     free = [np.ones(max(len(text), 1), dtype=bool) for text in vocabulary.texts]
@@ -307,7 +316,7 @@ def _shares(classes: ClassSet, vocabulary: Vocabulary) -> NDArray[np.float32]:
             text = vocabulary.texts[id]
             if by_fraction:
                 taken = free[id] & token_class.marks(text) if text else np.zeros(1, dtype=bool)
-            elif _takes(token_class, vocabulary, id):
+            elif _takes(token_class, vocabulary, modalities, id):
                 taken = free[id].copy()
             else:
                 continue

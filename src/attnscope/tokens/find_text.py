@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError
+from attnscope.tokens.modalities import tokenizer_in
 from attnscope.tokens.vocabulary import normalized, token_bytes
 from attnscope.tokens.whole_words import WholeWords
 
@@ -29,14 +30,14 @@ def tokenizer_of(model: Any) -> PreTrainedTokenizerBase | None:
 
 
 def check_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer; an error if there is none."""
+    """The tokenizer, also that of a processor; an error if there is none."""
     if tokenizer is None:
         raise InputError(
             "this needs the tokenizer of the model, and the model does not come from "
             "attnscope.load; give it as tokenizer=…",
             code="needs-tokenizer",
         )
-    return tokenizer
+    return tokenizer_in(tokenizer)
 
 
 def find_tokens(

@@ -9,7 +9,7 @@ judgement decides which tokens the class takes:
 * `fraction`: the marked share of every token; later classes get the rest.
 
 Part of a UTF-8 character (see `vocabulary.py`) is never marked. Special tokens have no text; only
-`every: special`, `every: token` and token ids can take them.
+`every` and token ids can take them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import regex
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
+from attnscope.tokens.modalities import MODALITIES
 from attnscope.tokens.vocabulary import PART_OF_A_CHARACTER
 
 Judgement = Literal["pure", "contains", "fraction"]
 JUDGEMENTS = ("pure", "contains", "fraction")
-EVERY = ("special", "token")
+EVERY = ("special", *MODALITIES, "token")
 _RULES = ("characters", "pattern", "words", "token_ids", "every")
 SECONDS_PER_TOKEN = 1.0
 """Limit of processor time of a pattern for one token; most need a millionth of it."""
@@ -55,8 +56,9 @@ class TokenClass:
     take "no" inside "know"."""
     token_ids: Collection[int] | None = None
     """Token ids. They are whole tokens, so no judgement applies."""
-    every: Literal["special", "token"] | None = None
-    """`special`: every special token; `token`: every remaining token."""
+    every: Literal["special", "image", "video", "audio", "token"] | None = None
+    """`special`: every special token; `image`, `video`, `audio`: every token that stands for a part
+    of a picture, video or sound; `token`: every remaining token."""
     judgement: Judgement = "pure"
     strip: bool = False
     """Ignore whitespace around a token, because many tokenizers join a space to the next word:

@@ -55,7 +55,10 @@ class ImageTokens:
         A token of a coarse view spreads its weight evenly over the cells that it covers, so the
         map adds up to the weight of all tokens with a place.
         """
-        tokens = np.asarray(weights, dtype=np.float64)[..., self.positions]
+        return self.tokens_to_map(np.asarray(weights, dtype=np.float64)[..., self.positions])
+
+    def tokens_to_map(self, tokens: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """[…, rows, columns]: as `to_map`, from the weights of the image tokens [..., tokens]."""
         rows, columns, (left, top, right, bottom) = self.grid
         total = np.zeros((*tokens.shape[:-1], rows, columns))
         first = 0

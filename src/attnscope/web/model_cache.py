@@ -138,7 +138,7 @@ class ModelCache:
     def _load(self, source: str) -> tuple[Any, Any]:
         import gc
 
-        import attnscope
+        from attnscope.loading import load_text_model
 
         gc.collect()
-        return attnscope.load(source, device=self._device)
+        return load_text_model(source, device=self._device)
