@@ -272,7 +272,7 @@ def command(
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
         loading = ModuleType("attnscope.loading")
-        loading.load = lambda name, **options: (model, byte_level)  # type: ignore[attr-defined]
+        loading.load_text_model = lambda name, **options: (model, byte_level)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "attnscope.loading", loading)
         with pytest.raises(SystemExit) as left:
             main()
