@@ -15,7 +15,7 @@ from attnscope.stats.tables import possible
 from made_runs import made_run
 from made_values import measured
 
-ANYTHING = {"spike_fall", "affine_lambda", "affine_heads_lambda", "largest_score"}
+ANYTHING = {"spike_fall", "affine_lambda", "affine_heads_lambda", "max_logit"}
 """Columns that may have any value."""
 
 

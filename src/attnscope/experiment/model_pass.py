@@ -136,6 +136,7 @@ def _forward_pass(
         seed=_seed(batch),
         classes=groups,
         keep="rows" in needs,
+        max_logit="max_logit" in needs,
         activations=bool(needs & _POINTS),
         limits=limits,
     ) as (scopes, held, tallies):
@@ -165,12 +166,17 @@ def _generation(
     choices = {name: longest.queries(name) for name in batch.experiment.queries}
     left = torch.from_numpy((~padded.real).sum(1))
     width = padded.input_ids.shape[1] + batch.max_new_tokens - 1
-    options: dict[str, Any] = {"layers": _layers(plan), "backend": batch.experiment.backend}
+    options: dict[str, Any] = {
+        "layers": _layers(plan),
+        "backend": batch.experiment.backend,
+        "keep": "rows" in needs,
+        "max_logit": "max_logit" in needs,
+    }
     with ExitStack() as undo:
         scopes: dict[str, Scope] = {}
         for name, queries in _all_for_none(choices).items():
             chosen = queries if isinstance(queries, str) else pad_left(queries, left, width, False)
-            watching = watch(model, queries=chosen, keep="rows" in needs, **options)
+            watching = watch(model, queries=chosen, **options)
             scopes[name] = undo.enter_context(watching)
         completions = _completions(model, batch, padded)
         batch = batch.with_completions(completions)

@@ -112,6 +112,9 @@ class CapturedCall:
     """float32 [B, H, Q]: log-sum-exp of the scores; None if the operator does not return it."""
     weights: Tensor | None = None
     """[B, H, Q, K]: the attention weights."""
+    row_max: Tensor | None = None
+    """[B, H, Q]: with `weights`, the largest score of each query; None if no hook needs it, or if
+    it is unknown."""
 
     @property
     def geometry(self) -> Geometry:
@@ -150,5 +153,5 @@ class CapturedCall:
                 for added in old.score_biases
             ),
         )
-        tensors = (self.q, self.k, self.v, self.lse, self.weights)
+        tensors = (self.q, self.k, self.v, self.lse, self.weights, self.row_max)
         return CapturedCall(self.site, spec, *map(cpu, tensors))

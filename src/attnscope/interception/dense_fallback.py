@@ -28,8 +28,9 @@ from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.geometry import Geometry
 from attnscope.interception.hooks import current
 
-OnWeights = Callable[[nn.Module, Any, Any, Tensor, Tensor], None]
-"""(module, listeners, mask, weights [B, H, Q, K], keys that were not hidden [B, Q, K])."""
+OnWeights = Callable[[nn.Module, Any, Any, Tensor, Tensor, Tensor | None], None]
+"""(module, listeners, mask, weights [B, H, Q, K], keys that were not hidden [B, Q, K], largest
+score of each query [B, H, Q] if it is known)."""
 Attend = Callable[..., Tensor]
 """(module, arguments of torch's sdpa) → output of sdpa."""
 
@@ -48,7 +49,8 @@ class _SoftmaxRecorder(TorchFunctionMode):
         self.attend = attend
         self.calls = 0
         """The number of sdpa calls."""
-        self.softmaxes: list[tuple[Tensor, Tensor]] = []
+        self.softmaxes: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Of each: the result, which scores were not hidden, and the largest of these of a row."""
         self.deviation: float | None = None
         """How far the factor of the values is from the softmax; None before that product."""
         self.kept_share = 1.0
@@ -70,7 +72,9 @@ class _SoftmaxRecorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func in _SOFTMAX and result.ndim in (3, 4) and modules_around() is not None:
             scores = args[0] if args else kwargs["input"]
-            self.softmaxes.append((result.detach(), scores.detach() > masks.MASK_THRESHOLD))
+            not_hidden = scores.detach() > masks.MASK_THRESHOLD
+            row_max = scores.detach().where(not_hidden, -torch.inf).amax(-1)
+            self.softmaxes.append((result.detach(), not_hidden, row_max))
         return result
 
     def used_other_weights(self, returned: Any) -> bool:
@@ -87,7 +91,7 @@ class _SoftmaxRecorder(TorchFunctionMode):
 
         None if no factor has a row for every query of every head.
         """
-        A, not_hidden = self.softmaxes[-1]
+        A, not_hidden, _ = self.softmaxes[-1]
         rows = A.numel() // A.shape[-1]
         deviations = []
         for factor in factors:
@@ -191,8 +195,8 @@ def hook(module: nn.Module, on_weights: OnWeights, attend: Attend) -> ExitStack:
         if output is None or ((recorder.calls or intercepted) and not recorder.softmaxes):
             return  # it raised an error, or its attention was intercepted
         model = call.listeners.hooks[0][0].sites.model
-        A, visible = _weights_of(module, recorder, output, call.input_shape, model)
-        on_weights(module, call.listeners, call.mask, A.detach(), visible)
+        A, visible, row_max = _weights_of(module, recorder, output, call.input_shape, model)
+        on_weights(module, call.listeners, call.mask, A.detach(), visible, row_max)
 
     undo.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
     undo.callback(module.register_forward_hook(finish, always_call=True).remove)
@@ -205,10 +209,12 @@ def _weights_of(
     output: Any,
     input_shape: tuple[int, ...],
     model: nn.Module,
-) -> tuple[Tensor, Tensor]:
-    """The weights [B, H, Q, K] of a module that ran, and the keys that it hid from no head."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The weights [B, H, Q, K] of a module that ran, the keys that it hid from no head, and the
+    largest score of each query [B, H, Q], if it is known."""
     A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-    not_hidden, problem, code = None, "", "attention-not-captured"
+    not_hidden = row_max = None
+    problem, code = "", "attention-not-captured"
     if len(recorder.softmaxes) == 1:
         if recorder.used_other_weights(A):
             code = "weights-changed-after-softmax"
@@ -216,7 +222,9 @@ def _weights_of(
                 "changes its attention weights after the softmax, for example with gates or a "
                 "top-k; attnscope cannot read the weights that it uses; choose other layers"
             )
-        A, not_hidden = recorder.softmaxes[0]
+        A, not_hidden, row_max = recorder.softmaxes[0]
+        if bool((row_max == 0).all()):  # a module may have taken the largest off every row
+            row_max = None
     if not isinstance(A, Tensor) or A.ndim not in (3, 4) or recorder.calls:
         problem = _not_captured(module, recorder.calls + len(recorder.softmaxes))
     elif not problem:
@@ -225,7 +233,7 @@ def _weights_of(
             A = A.reshape(-1, heads, *A.shape[1:])
         visible = A > 0 if not_hidden is None else not_hidden.reshape(A.shape) | (A > 0)
         if {A.shape[0], A.shape[2]} <= set(input_shape):
-            return A, visible.any(1)
+            return A, visible.any(1), None if row_max is None else row_max.view(A.shape[:3])
         code = "unsupported-weights-shape"
         problem = (
             f"made attention weights {list(A.shape)} for a text of {list(input_shape)}, which are "

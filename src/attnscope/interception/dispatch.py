@@ -25,6 +25,7 @@ from attnscope.interception.eager_attention import (
 )
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.hooks import HookRegistry, Listeners, RegisteredHook, current
+from attnscope.interception.row_max import row_max
 from attnscope.interception.sites import Site
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
@@ -108,7 +109,10 @@ def _attend_parsed(
     )
     if lse is None:
         spec.attend = None
-    _deliver(observers, spec, call.q, call.k, call.v, lse, weights)
+    scores = None
+    if weights is not None and any(registered.hook.needs_scores for registered, _ in observers):
+        scores = row_max(call, request.geometry, weights)
+    _deliver(observers, spec, call.q, call.k, call.v, lse, weights, scores)
     return output
 
 
@@ -125,11 +129,12 @@ def _deliver(
     v: Tensor | None = None,
     lse: Tensor | None = None,
     weights: Tensor | None = None,
+    row_max: Tensor | None = None,
 ) -> None:
     """Give a call to the hooks that want it."""
     with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
         for registered, site in observers:
-            registered.hook.on_call(CapturedCall(site, spec, q, k, v, lse, weights))
+            registered.hook.on_call(CapturedCall(site, spec, q, k, v, lse, weights, row_max))
 
 
 def _eager_of(module: nn.Module) -> Callable[..., Any]:
@@ -219,7 +224,12 @@ def _on_sdpa(
 
 
 def _on_weights(
-    module: nn.Module, listeners: Listeners, mask: Any, weights: Tensor, visible: Tensor
+    module: nn.Module,
+    listeners: Listeners,
+    mask: Any,
+    weights: Tensor,
+    visible: Tensor,
+    largest: Tensor | None,
 ) -> None:
     """Deliver the weights of a module that does not use the attention interface."""
     forward_pass = current().pass_of(listeners)
@@ -239,7 +249,7 @@ def _on_weights(
         geometry = dense_fallback.geometry_of_weights(
             weights, mask, forward_pass, visible, cross=cross
         )
-        _deliver(observers, CallSpec.of_weights(geometry), weights=weights)
+        _deliver(observers, CallSpec.of_weights(geometry), weights=weights, row_max=largest)
 
 
 def not_applied(model: nn.Module, module: nn.Module, reason: str) -> ModelError:

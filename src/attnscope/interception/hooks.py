@@ -26,6 +26,8 @@ class Hook:
 
     If no hook does, masks and attention are those of transformers.
     """
+    needs_scores = False
+    """Whether `on_call` needs the largest score of each query where only weights are known."""
     changes_layers = False
     """Whether layers compute something else inside the block; always so if it rewrites calls."""
 

@@ -26,8 +26,12 @@ DEPTH = 8
 """Dimensions whose products are added up in one go: rounding is least near the root of all."""
 VECTOR = 32
 """Bytes; longer registers hold several, shorter ones a part."""
+FLOATS = VECTOR // 4
+"""Numbers of float32 in a vector."""
 STEP = 32
 """Arrays of keys are filled up to a multiple of so many, so that no loop has a rest."""
+LOWEST = -3.0e38
+"""Below any score of float32, and finite: 0 times it is 0."""
 BLOCK = 384
 """Keys that four quads in turn are multiplied with, while they are in a near cache."""
 
@@ -68,6 +72,8 @@ class Workspace(NamedTuple):
     """float64 [ROWS, 2]: the sum of a row's entries, and that of p ln p."""
     row_scale: Any
     """float32 [ROWS]: what its entries are multiplied by."""
+    largest: Any
+    """float32 [ROWS, VECTOR / 4]: the largest that is left of a row's scores, in parts."""
 
 
 class Vectors:
@@ -196,9 +202,10 @@ def _products(typing, scores, width, q, keys, depth, panels, initial):  # type: 
 
 
 def _mask_hidden(
-    floats: Vectors, first: Any, start: Any, stop: Any, real: Any, values: list[Any]
+    floats: Vectors, first: Any, start: Any, stop: Any, real: Any, left: Any, entry: Any
 ) -> None:
-    """Put 0 into those of the values, of the keys from `first` on, that a row does not see."""
+    """Put LOWEST and 0 into those of the scores and entries, of the keys from `first` on, that a
+    row does not see."""
     builder, elements = floats.builder, floats.elements
     order = ir.VectorType(ir.IntType(32), elements)
     integers, bytes_ = (
@@ -213,14 +220,14 @@ def _mask_hidden(
     mask = builder.and_(mask, builder.icmp_signed("<", keys, high))
     address = bytes_.load(builder.gep(real, [first]))
     mask = builder.and_(mask, builder.icmp_signed("!=", address, bytes_.constant(0)))
-    for value in values:
-        builder.store(builder.select(mask, builder.load(value), floats.zero), value)
+    for value, hidden in ((left, floats.constant(LOWEST)), (entry, floats.zero)):
+        builder.store(builder.select(mask, builder.load(value), hidden), value)
 
 
 def _generate_exp_row_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     (
         scores, width, p, p_width, table, key, panels, dense_from, dense_to,
-        scale, start, stop, real, sums,
+        scale, start, stop, real, sums, max_logit, largest,
     ) = _pointers(context, builder, signature, args)  # fmt: skip
     n, add, rows = ir.IntType(64), builder.add, range(QUAD)
     elements = 8 * VECTOR // signature.args[0].dtype.bitwidth
@@ -233,6 +240,7 @@ def _generate_exp_row_sums(context: Any, builder: Any, signature: Any, args: Any
         return builder.load(builder.gep(array, [n(i)]))
 
     scale = vectors.spread(scale)
+    max_logit = builder.icmp_signed("!=", max_logit, n(0))
     totals = [[cgutils.alloca_once_value(builder, floats.zero) for _ in range(2)] for _ in rows]
     entries = [[cgutils.alloca_once(builder, floats.type) for _ in range(2)] for _ in rows]
     with cgutils.for_range(builder, builder.mul(panels, n(PAIR))) as loop:
@@ -250,7 +258,13 @@ def _generate_exp_row_sums(context: Any, builder: Any, signature: Any, args: Any
         )
         with builder.if_then(edge, likely=False):
             for i in rows:
-                _mask_hidden(floats, first, of(start, i), of(stop, i), real, entries[i])
+                _mask_hidden(floats, first, of(start, i), of(stop, i), real, *entries[i])
+        with builder.if_then(max_logit, likely=False):
+            for i in rows:
+                left, at_row = builder.load(entries[i][0]), builder.gep(largest, [n(FLOATS * i)])
+                known = floats.load(at_row)
+                more = builder.fcmp_ordered(">", left, known)
+                floats.store(builder.select(more, left, known), at_row)
         for i in rows:
             x, e = (builder.load(each) for each in entries[i])
             floats.store(e, builder.gep(p, [add(builder.mul(p_width, n(i)), at)]))
@@ -268,13 +282,13 @@ def _generate_exp_row_sums(context: Any, builder: Any, signature: Any, args: Any
 @intrinsic
 def _exp_row_sums(  # type: ignore[no-untyped-def]
     typing, scores, width, p, p_width, table, key, panels, dense_from, dense_to,
-    scale, start, stop, real, sums,
+    scale, start, stop, real, sums, max_logit, largest,
 ):  # fmt: skip
     """The entries of a quad on some panels of keys from `key` on, p = exp(score · scale), 0 where a
     row sees none; and the sums of p and of p ln p, added to `sums`. All rows see the keys
-    `dense_from … dense_to`."""
+    `dense_from … dense_to`. Unless `max_logit` is 0, also the largest that is left of a score."""
     n = types.intp
-    arrays = start, stop, real, sums
+    arrays = start, stop, real, sums, n, largest
     return types.void(scores, n, p, n, table, n, n, n, n, scale, *arrays), _generate_exp_row_sums
 
 
@@ -338,6 +352,8 @@ def _prepare(workspace, b, h, m, last, q, start, stop, lse, scale):  # type: ign
         workspace.stop[i] = stop[b, m + i] if valid else 0
         workspace.offset[i] = -np.float64(lse[b, h, m + i]) / scale if valid else 0.0
         workspace.sums[2 * i], workspace.sums[2 * i + 1], workspace.row_scale[i] = 0.0, 0.0, 0.0
+        for part in range(FLOATS):
+            workspace.largest[i * FLOATS + part] = LOWEST
         packed = workspace.q[i // QUAD * QUAD * D + i % QUAD :]
         if valid:
             row = q[b, h, m + i]
@@ -361,7 +377,7 @@ def _span(start, stop, first, count):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _exponentials(workspace, D, holes, low, high, scale):  # type: ignore[no-untyped-def]
+def _exponentials(workspace, D, holes, low, high, scale, max_logit):  # type: ignore[no-untyped-def]
     """The entries of a chunk on the keys `low … high`, and their sums."""
     width, panel = workspace.p.size // ROWS, PAIR * VECTOR // workspace.keys.itemsize
     for left in range(low, high, BLOCK):
@@ -377,7 +393,7 @@ def _exponentials(workspace, D, holes, low, high, scale):  # type: ignore[no-unt
                     workspace.scores, BLOCK, workspace.p[row * width + first :], width,
                     workspace.table, first, panels, dense_from, -1 if holes else dense_to,
                     scale, workspace.start[row:], workspace.stop[row:], workspace.real,
-                    workspace.sums[2 * row :],
+                    workspace.sums[2 * row :], max_logit, workspace.largest[FLOATS * row :],
                 )  # fmt: skip
             else:
                 first = last = left
@@ -408,6 +424,16 @@ def _normalize(workspace, i, offset, weight, sink, has_sink, self_key, scalars):
 
 
 @_jit
+def _largest_score(workspace, i, offset):  # type: ignore[no-untyped-def]
+    """The largest score of a row, from the largest that is left of its scores; -inf if it sees
+    nothing."""
+    most = workspace.largest[i * FLOATS]
+    for part in range(1, FLOATS):
+        most = max(most, workspace.largest[i * FLOATS + part])
+    return offset + most if most > LOWEST else -math.inf
+
+
+@_jit
 def _add_row(workspace, i, from_, sums, take):  # type: ignore[no-untyped-def]
     """Add what a row has on the keys from `from_` on that it sees; and `take` it from there."""
     at, row_scale = i * (workspace.p.size // ROWS), np.float64(workspace.row_scale[i])
@@ -419,14 +445,15 @@ def _add_row(workspace, i, from_, sums, take):  # type: ignore[no-untyped-def]
 
 def reduce_rows(  # type: ignore[no-untyped-def]
     first, last, scale, workspace, wide, large, q, k, start, stop, self_key, lse, real, weight,
-    sinks, group, sums, scalars, lse_out, flow,
+    sinks, group, max_logit, sums, scalars, lse_out, flow,
 ):  # fmt: skip
     """The pieces `first … last` of the work, each some rows of one head: those whose products are
     made in the type of `scale`, which are the `large` ones if it is the `wide` type.
 
     Each writes its own sums: of columns (from queries after the key, and from others) [B, H,
     pieces of a head, 2, keys], of own tokens' weights and of entropies, with the largest correction
-    of a log-sum-exp [B, H, pieces, 3], log-sum-exps [B, H, M], flow [B, H, classes, keys].
+    of a log-sum-exp and the largest score [B, H, pieces, 4], log-sum-exps [B, H, M], flow [B, H,
+    classes, keys].
     """
     H, M, D = q.shape[1:]
     G, pieces = k.shape[1], sums.shape[2]
@@ -447,8 +474,11 @@ def reduce_rows(  # type: ignore[no-untyped-def]
             _prepare(workspace, b, h, m, min(end, m + ROWS), q, start, stop, lse, scale)
             low, high, _, _ = _span(workspace.start, workspace.stop, 0, ROWS)
             low, high = low - low % STEP, high + -high % STEP
-            _exponentials(workspace, D, holes, low, high, scale)
+            _exponentials(workspace, D, holes, low, high, scale, max_logit)
             for i in range(min(ROWS, end - m)):
+                if max_logit:
+                    score = _largest_score(workspace, i, np.float64(lse[b, h, m + i]))
+                    scalars[b, h, piece, 3] = max(scalars[b, h, piece, 3], score)
                 lse_out[b, h, m + i] = _normalize(
                     workspace, i, np.float64(lse[b, h, m + i]),
                     weight[b, m + i] if weight.shape[1] else 1.0,
@@ -483,6 +513,7 @@ def make_workspace(keys: int, D: int, *, wide: bool) -> Workspace:
         offset=np.empty(ROWS, T),
         sums=np.empty(2 * ROWS),
         row_scale=np.empty(ROWS, np.float32),
+        largest=np.empty(ROWS * FLOATS, np.float32),
     )
 
 
@@ -493,11 +524,11 @@ def build(*, wide: bool, cache: bool) -> Any:
     """
     f4, f8, i4, i8, yes = types.float32, types.float64, types.int32, types.int64, types.boolean
     T = f8 if wide else f4
-    workspace = T, T, T, f4, f4, types.uint8, i4, i4, T, f8, f4
+    workspace = T, T, T, f4, f4, types.uint8, i4, i4, T, f8, f4, f4
     signature = types.void(
         i8, i8, T, types.NamedTuple([each[::1] for each in workspace], Workspace),
         yes, yes[:, :], f4[:, :, :, :], f4[:, :, :, :],
-        i4[:, :], i4[:, :], i4[:, :], f4[:, :, :], yes[:, :], f4[:, :], f4[:], i8[:, :],
+        i4[:, :], i4[:, :], i4[:, :], f4[:, :, :], yes[:, :], f4[:, :], f4[:], i8[:, :], i8,
         f8[:, :, :, :, ::1], f8[:, :, :, ::1], f8[:, :, ::1], f8[:, :, :, ::1],
     )  # fmt: skip
     return njit(signature, cache=cache, nogil=True, **_OPTIONS)(reduce_rows)

@@ -84,7 +84,8 @@ def reduce(rows: KernelRows, score_bound: Tensor, large: list[list[bool]]) -> At
     pieces = 1 if rows.group is not None else max(1, min(PIECES // H, -(-M // PIECE_ROWS)))
     with_bounds = K + -K % STEP
     sums = torch.zeros(B, H, pieces, 2, with_bounds, dtype=torch.float64)
-    scalars = sums.new_zeros(B, H, pieces, 3)
+    scalars = sums.new_zeros(B, H, pieces, 4)
+    scalars[..., 3] = -torch.inf
     lse = sums.new_empty(B, H, M)
     flow = sums.new_zeros(B, H, rows.groups if rows.group is not None else 0, with_bounds)
     arrays = (*_arrays(rows), *(each.numpy() for each in (sums, scalars, lse, flow)))
@@ -113,6 +114,7 @@ def reduce(rows: KernelRows, score_bound: Tensor, large: list[list[bool]]) -> At
         self_mass=self_mass,
         lse=lse,
         lse_error=scalars[..., 2].amax(2).float(),
+        max_logit=scalars[..., 3].amax(2).float() if rows.max_logit else None,
         score_bound=score_bound,
         flow=None if rows.group is None else flow[..., :K].float(),
     )
@@ -135,6 +137,7 @@ def _arrays(rows: KernelRows) -> list[Any]:
         of(rows.weight, torch.float32, B, 0),
         of(rows.sinks, torch.float32, 0),
         of(rows.group, torch.int64, B, 0),
+        int(rows.max_logit),
     ]
 
 

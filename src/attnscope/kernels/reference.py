@@ -64,7 +64,15 @@ def reduce(rows: KernelRows) -> AttentionSums:
     A, _, lse = weights(rows)
     sums = totals(A, rows.bounds()[2], lse, rows.weight, rows.fpc, rows.group, rows.groups)
     score_bound = score_bounds(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
-    return replace(sums, lse=lse, score_bound=score_bound)
+    return replace(sums, lse=lse, score_bound=score_bound, max_logit=max_logit(rows))
+
+
+def max_logit(rows: KernelRows) -> Tensor | None:
+    """The largest score of a head [B, H]; None unless it is asked for."""
+    if not rows.max_logit:
+        return None
+    x = scores(rows)[0].flatten(2)
+    return torch.cat([x, x.new_full((*x.shape[:2], 1), -torch.inf)], 2).amax(2).float()
 
 
 def exact_lse(rows: KernelRows) -> tuple[Tensor, Tensor]:

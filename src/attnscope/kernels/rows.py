@@ -108,6 +108,8 @@ class KernelRows(RowBlock):
     score_biases: tuple[ScoreBias, ...] = ()
     groups: int = 0
     """The number of classes of queries."""
+    max_logit: bool = False
+    """Whether to compute the largest score."""
 
     @property
     def triangular(self) -> bool:
@@ -185,6 +187,9 @@ class AttentionSums:
     """float32 [B, H]: largest error of the log-sum-exp in `KernelRows`; None if not compared."""
     score_bound: Tensor | None = None
     """float32 [B, H]: upper bound of the absolute scores; rounding errors grow with it."""
+    max_logit: Tensor | None = None
+    """float32 [B, H]: largest score of a key that a row sees, whatever the row's weight; -inf if no
+    row sees a key. None unless `KernelRows.max_logit`."""
     unseen_mass: Tensor | None = None
     """float32 [B, H]: largest attention to a key that no row sees; above 0 only if a kernel is
     wrong. The caller computes it, not the kernel; None if every key is visible."""
@@ -210,6 +215,8 @@ def rows_of(
     lse: Tensor | None = None,
     groups: int = 0,
     repeats: int = 1,
+    *,
+    max_logit: bool = False,
 ) -> KernelRows:
     """The kernel input for a block of rows of a call, whose batch is stacked `repeats` times."""
 
@@ -236,6 +243,7 @@ def rows_of(
             for each in spec.score_biases
         ),
         groups=groups if block.group is not None else 0,
+        max_logit=max_logit,
     )
 
 

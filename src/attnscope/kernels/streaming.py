@@ -63,6 +63,7 @@ def reduce(rows: KernelRows) -> AttentionSums:
         variance=None if rows.fpc is None else torch.zeros_like(new),
         entropy_variance=None if rows.fpc is None else new.new_zeros(B, H),
         flow=None if rows.group is None else new.new_zeros(B, H, rows.groups, K),
+        max_logit=new.new_full((B, H), -torch.inf) if rows.max_logit else None,
     )
     if M:
         for tile, heads, x, p in score_tiles(rows, large, elements=ELEMENTS, hidden=HIDDEN):
@@ -100,6 +101,10 @@ def _add_tile(
 ) -> None:
     """Add the rows of a tile; `x` are its scores. Overwrites `x` and `p`."""
     index = tile.sequences, heads, tile.rows
+    if sums.max_logit is not None:
+        most = x.amax((2, 3)).float()
+        known = sums.max_logit[index[:2]]
+        torch.maximum(known, most.where(most > HIDDEN / 2, -torch.inf), out=known)
     columns = tile.sequences, heads, slice(tile.low, tile.high)
     offset = _largest(rows, heads, x) if rows.lse is None else rows.lse[index]
     x = x.sub_(offset[..., None]).float().mul_(LOG2E)

@@ -35,6 +35,8 @@ __all__ = ["attend", "by_query", "exact_lse", "reduce", "reduce_layers"]
 # Number of sampled rows from which the variance of entropy is estimated, and the number of parts
 # of their keys.
 SPREAD_ROWS, SPLIT_KEYS = 256, 32
+# A score in units of log2 that no row has: that of a block that no row sees.
+LOWEST = -1.0e30
 # Classes whose masses are made together: twice as many columns, and one more, are a tile's width.
 MOST_CLASSES = 31
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -139,7 +141,7 @@ def _reduce(
     assert rows.lse is not None
     BM, BN, options = tile(D, q, M)
     blocks = triton.cdiv(K, BN)
-    scalars = q.new_empty((blocks, B, H, 3), dtype=torch.float32)
+    scalars = q.new_empty((blocks, B, H, 4 if rows.max_logit else 3), dtype=torch.float32)
     visible_blocks = None if triangular else row_ranges(rows, BM, BN)
     at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
     flat_q = tma_view(q, BM, M) if table is None else None
@@ -159,14 +161,16 @@ def _reduce(
             rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             triangular, rows.softcap is not None, rows.weight is not None, paired,
             rows.real is not None, at_q is flat_q, BM, BN, pow2(D), pow2(D) == D, M % BM == 0,
-            by_head, None if table is None else _TYPES[q.dtype],
+            by_head, None if table is None else _TYPES[q.dtype], rows.max_logit,
         )  # fmt: skip
         grid = (blocks, B * H) if by_head else (B * H, blocks)
         _launch(triton_jit.columns, grid, arguments, options, out)
     else:
         out.zero_()
         scalars.zero_()
-    mass, entropy, self_mass = (scalars[0] if blocks == 1 else scalars.sum(0)).unbind(-1)
+        scalars[..., 3:] = LOWEST
+    sums = scalars[0] if blocks == 1 else scalars.sum(0)
+    mass, entropy, self_mass = sums[..., :3].unbind(-1)
     return AttentionSums(
         received=out[0],
         received_later=out[1],
@@ -176,7 +180,14 @@ def _reduce(
         lse=rows.lse,
         variance=out[2] if paired else None,
         entropy_variance=_entropy_variance(rows) if paired else None,
+        max_logit=_max_logit(scalars[..., 3]) if rows.max_logit else None,
     )
+
+
+def _max_logit(scores: Tensor) -> Tensor:
+    """[B, H]: the largest score of the blocks [blocks, B, H], which are in units of log2."""
+    most = scores.amax(0)
+    return (most / LOG2E).where(most > LOWEST / 2, -torch.inf)
 
 
 def _reduce_groups(rows: KernelRows) -> AttentionSums:
@@ -210,11 +221,16 @@ def _reduce_groups(rows: KernelRows) -> AttentionSums:
         parts.append(_reduce(some))
     names = ("received", "received_later", "mass", "entropy", "self_mass")
     sums = {name: torch.stack([getattr(p, name) for p in parts]).sum(0) for name in names}
-    spread = _reduce(replace(rows, group=None)) if rows.fpc is not None else None
+    spread = None
+    if rows.fpc is not None:
+        spread = _reduce(replace(rows, group=None, max_logit=False))
     return AttentionSums(
         **sums,
         lse=rows.lse,
         flow=torch.stack([p.received for p in parts[1:]], 2),
+        max_logit=torch.stack([p.max_logit for p in parts if p.max_logit is not None]).amax(0)
+        if rows.max_logit
+        else None,
         variance=None if spread is None else spread.variance,
         entropy_variance=None if spread is None else spread.entropy_variance,
     )

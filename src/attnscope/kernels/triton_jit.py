@@ -13,7 +13,7 @@ LSE_INF = tl.constexpr(1.0e30)
 MASKED = tl.constexpr(-1.0e4)
 # Weights times 2 ** UP are at most 16384, and keep 22 bits in two float16 numbers.
 SCALE_LOG2 = tl.constexpr(14.0)
-# Below any score, where the log-sum-exp has not been taken off yet.
+# Below any score, where the log-sum-exp has not been taken off yet. `triton.py` has it too.
 LOWEST = tl.constexpr(-1.0e30)
 
 
@@ -33,7 +33,8 @@ def _log_weights(  # type: ignore[no-untyped-def]
     SOFTCAP: tl.constexpr, TMA: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """log2 A of one tile, keys × queries, before the mask; rows past the end get weight 0."""
+    """log2 A of one tile, keys × queries, before the mask, and the scores; rows past the end get
+    weight 0."""
     rows = m * BM + tl.arange(0, BM)
     if TMA:
         queries = q.load([q_row + m * BM, q_col]).T
@@ -46,7 +47,13 @@ def _log_weights(  # type: ignore[no-untyped-def]
         lse_tile = tl.load(lse_at + rows)
     else:
         lse_tile = tl.load(lse_at + rows, mask=rows < M, other=LSE_INF)
-    return x - lse_tile[None, :] * 1.4426950408889634
+    return x - lse_tile[None, :] * 1.4426950408889634, x
+
+
+@triton.jit
+def _thread_max(x, N: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As `_thread_sum`, for the largest."""
+    return tl.max(tl.reshape(x, [N, M // 8, 8]), 1)
 
 
 @triton.jit
@@ -63,7 +70,7 @@ def columns(  # type: ignore[no-untyped-def]
     TRIANGULAR: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
     HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr, BY_HEAD: tl.constexpr,
-    TYPE: tl.constexpr,
+    TYPE: tl.constexpr, MAX_LOGIT: tl.constexpr,
 ):  # fmt: skip
     """Column sums of A: one block of keys, all the queries that see it.
 
@@ -114,11 +121,12 @@ def columns(  # type: ignore[no-untyped-def]
     not_later = tl.zeros([BN, 8], tl.float32)
     on_self = tl.zeros([BN], tl.float32)
     spread = tl.zeros([BN, 4], tl.float32)
+    most = tl.full([BN, 8], LOWEST, tl.float32)
     for t in range(first, last - (unmasked_end - unmasked_start)):
         m = tl.where(t < unmasked_start, t, t + unmasked_end - unmasked_start)
         rows = m * BM + tl.arange(0, BM)
         row_index = tl.minimum(rows, M - 1)
-        x = _log_weights(
+        x, score = _log_weights(
             keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
             SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
@@ -134,6 +142,8 @@ def columns(  # type: ignore[no-untyped-def]
         if HOLES:
             mask = mask & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[:, None]
         x = tl.where(mask, x, MASKED)
+        if MAX_LOGIT:
+            most = tl.maximum(most, _thread_max(tl.where(mask, score, LOWEST), BN, BM))
         p = tl.exp2(x)
         if WEIGHTED:
             p *= tl.load(weight + row_at + row_index)[None, :]
@@ -150,13 +160,17 @@ def columns(  # type: ignore[no-untyped-def]
     tl.store(at + plane, not_later_sum, mask=cols < K)
     mine = not_later_sum if TRIANGULAR else on_self
     # One number a head and block, which the launcher adds up: atomics have no fixed order.
-    scalar = scalars + 3 * (block * heads + bh)
+    scalar = scalars + (4 if MAX_LOGIT else 3) * (block * heads + bh)
     tl.store(scalar + 2, tl.sum(mine))
     for m in range(unmasked_start, unmasked_end):
-        x = _log_weights(
+        x, score = _log_weights(
             keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
             SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
+        if MAX_LOGIT:
+            if not EVEN_M:  # rows past the end may be those of another head
+                score = tl.where((m * BM + tl.arange(0, BM) < M)[None, :], score, LOWEST)
+            most = tl.maximum(most, _thread_max(score, BN, BM))
         p = tl.exp2(x)
         if WEIGHTED:
             row_index = tl.minimum(m * BM + tl.arange(0, BM), M - 1)
@@ -175,6 +189,8 @@ def columns(  # type: ignore[no-untyped-def]
     # mass and entropy
     tl.store(scalar, tl.sum(received))
     tl.store(scalar + 1, -0.6931471805599453 * tl.sum(entropy))
+    if MAX_LOGIT:
+        tl.store(scalar + 3, tl.max(most))
 
 
 @triton.jit

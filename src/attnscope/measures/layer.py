@@ -63,6 +63,8 @@ class Sums:
     """float64 [B, H]: the same, times the position of the query."""
     flow: Tensor | None = None
     """float32 [B, H, groups, K]: received from each group of queries."""
+    max_logit: Tensor | None = None
+    """float32 [B, H]: the largest score, -inf without one; None if it was not computed."""
     error: Tensor | None = None
     """float32 [B, H, K]: standard error of `received`; None if all queries were counted."""
     entropy_error: Tensor | None = None
@@ -113,7 +115,7 @@ class Sums:
 
     def _by_head(self) -> dict[str, Any]:
         always = ("received", "received_later", "entropy", "self_mass")
-        names = (*always, "sink", "sink_position", "flow", "error", "entropy_error")
+        names = (*always, "sink", "sink_position", "flow", "max_logit", "error", "entropy_error")
         return {name: sums for name in names if (sums := getattr(self, name)) is not None}
 
 

@@ -1,18 +1,9 @@
 """Means over queries of numbers of their attention rows: Rényi entropy, mass by distance, largest
 weight."""
 
-from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import POSITIVE, SHARE, Measure
 
 FIRST, RECENT, NEAR = 4, 64, 8
-
-
-def _largest(layer: Layer) -> Tensor:
-    import torch
-
-    _, weight, score = layer.per_query.largest()
-    known = score.nan_to_num(-torch.inf).amax(-1)
-    return torch.stack([weight.nanmean(-1), known.where(known > -torch.inf, torch.nan)], -1)
 
 
 RENYI2 = Measure(
@@ -50,13 +41,10 @@ NEARBY = Measure(
 
 LARGEST = Measure(
     name="largest",
-    range={"largest_weight": SHARE},
-    description="largest attention weight and largest score",
+    range=SHARE,
+    description="largest attention weight of a query, mean over queries",
     level="head",
     needs=frozenset({"sums", "rows"}),
-    columns={
-        "largest_weight": "largest weight of a query, mean over queries",
-        "largest_score": "largest score of any query, after scale, soft-cap and biases",
-    },
-    function=_largest,
+    columns={"largest_weight": "largest weight of a query, mean over queries"},
+    function=lambda layer: layer.per_query.largest()[1].nanmean(-1),
 )

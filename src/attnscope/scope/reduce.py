@@ -37,13 +37,21 @@ class Reducer:
     """Turns attention calls into blocks of sums, and stores rows if `keep` is set."""
 
     def __init__(
-        self, parts: dict[str, TextSums], backend: str, device: torch.device, *, keep: bool = False
+        self,
+        parts: dict[str, TextSums],
+        backend: str,
+        device: torch.device,
+        *,
+        keep: bool = False,
+        max_logit: bool = False,
     ):
         self.parts = parts
         """The sums of each part: a stack, or "cross"."""
         self.backend = backend
         self.device = device
         self.keep = keep
+        self.max_logit = max_logit or keep
+        """Whether to compute the largest score of every head."""
         self.cache_overwrites = False
         """Whether the cache may overwrite the keys of the current pass."""
         self.keep_budget: int | None = None
@@ -114,7 +122,8 @@ class Reducer:
             spot_check(layers, spec, q, k, lse, backend)
         parts = []
         for block in selection.blocks:
-            rows = rows_of(spec, q, k, block.repeat(L), lse, groups, L)
+            repeated, largest = block.repeat(L), self.max_logit
+            rows = rows_of(spec, q, k, repeated, lse, groups, L, max_logit=largest)
             parts.append(compare_unseen(rows, kernels.kernel(backend)(rows)))
         sums = parts[0]
         for more in parts[1:]:
@@ -148,7 +157,7 @@ class Reducer:
         ):
             return None
         q, k = [calls.q[0] for calls in group], [calls.keys() for calls in group]
-        rows = rows_of(spec, q[0], k[0], all_rows, lse[0], groups)
+        rows = rows_of(spec, q[0], k[0], all_rows, lse[0], groups, max_logit=self.max_logit)
         sums = layers(rows, q, k, lse, all_rows.single_row or 0)
         if sums is None:
             return None
@@ -166,6 +175,10 @@ class Reducer:
         selection, has_sinks = block.selections[0], captured.spec.sinks is not None
         A = _counted_weights(A, selection)
         block.sums = _reduce_weights(A, selection, text._groups, has_sinks=has_sinks)
+        if captured.row_max is not None:
+            counted = (selection.positions() >= 0).to(A.device)[:, None]
+            scores = selection.all_rows.take(captured.row_max, 2)
+            block.sums.max_logit = scores.where(counted, -torch.inf).amax(2).float()
         if self.keep:
             rows = store_weights(A, selection.positions().to(A.device), captured.geometry.first_key)
             self._keep(text, block, site.layer, rows)

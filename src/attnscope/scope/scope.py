@@ -209,7 +209,7 @@ class Scope(ImageMaps):
     def measure(self, name: str, layer: int) -> Tensor:
         """[B, H]: a measure by its name; [B, H, columns] if it has several numbers per head.
 
-        Some need `watch(…, keep=True)`.
+        Some need `watch(…, keep=True)`, and `max_logit` needs `watch(…, max_logit=True)`.
         """
         if name not in BY_HEAD:
             raise unknown("measure", name, sorted(BY_HEAD))
@@ -266,6 +266,7 @@ class Scope(ImageMaps):
             sink_position=sums.sink_position,
             flow=sums.flow,
             error=None if sums.variance is None else self.received_error(layer),
+            max_logit=sums.max_logit,
             entropy_error=None if sums.entropy_variance is None else sums.entropy_variance.sqrt(),
             group_key=(*map(id, block.selections), self._extents[layer][1]),
         )

@@ -15,7 +15,7 @@ from attnscope.scope.stored_rows import StoredRows
 BY_KEY = ("received", "received_later", "variance", "flow")
 BY_HEAD = ("mass", "entropy", "self_mass", "entropy_variance", "sink", "sink_position")
 LARGEST = ("lse_error", "score_bound")
-"""Fields of `AttentionSums` of which the largest value of all calls is kept."""
+"""Fields of `AttentionSums` of which the largest value of all calls is kept; None counts as 0."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -76,6 +76,8 @@ class SumsBlock:
         for name in (*BY_KEY, *BY_HEAD):
             if (value := getattr(sums, name)) is not None:
                 value[excluded] = 0.0
+        if sums.max_logit is not None:
+            sums.max_logit[excluded] = -torch.inf
         self.selections = [selection.exclude(sequences) for selection in self.selections]
         for layer, stored in self.stored.items():
             self.stored[layer] = [rows.exclude(sequences.to(device)) for rows in stored]
@@ -131,6 +133,9 @@ def add_sums(sums: AttentionSums, more: AttentionSums) -> AttentionSums:
         (total[..., :keys] if name in BY_KEY else total).add_(value)
     for name in LARGEST:
         setattr(sums, name, _largest(getattr(sums, name), getattr(more, name)))
+    if sums.max_logit is not None:  # unknown if that of one call is
+        known = more.max_logit is not None
+        sums.max_logit = _largest(sums.max_logit, more.max_logit) if known else None
     if sums.unseen_mass is None or sums.unseen_key is None:
         sums.unseen_mass, sums.unseen_key = more.unseen_mass, more.unseen_key
     elif more.unseen_mass is not None and more.unseen_key is not None:

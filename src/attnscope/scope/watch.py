@@ -42,6 +42,7 @@ def watch(
     *,
     classes: Tensor | None = None,
     keep: bool = False,
+    max_logit: bool = False,
     seed: int = 0,
     vision: bool = False,
 ) -> AbstractContextManager[Scope]:
@@ -65,6 +66,8 @@ def watch(
             attention by the class of the query.
         keep: Store queries and keys (as large as a KV cache), so that `Scope.rows`,
             `Scope.weight` and every other per-query result can be computed after the pass.
+        max_logit: Compute the largest score of every head, for the measure `max_logit`; `keep=True`
+            does too.
         seed: Seed of "sample:K".
         vision: Measure the vision or audio tower of a multimodal model too, all of its layers and
             queries: `scope["vision"]`, `scope["audio"]`. Models that compare a text with a
@@ -92,6 +95,7 @@ def watch(
         8.0
     """
     if _is_vllm(model):
+        _refuse_max_logit(max_logit)
         from attnscope.integrations.vllm.watch import watch_engine
 
         scopes = watch_engine(model, layers, queries, backend, classes=classes, keep=keep)
@@ -100,22 +104,14 @@ def watch(
     if encoders := dual_encoder(model):
         return watch_together(
             encoders,
-            lambda part: watch(part, layers, queries, backend, keep=keep, seed=seed),
+            lambda part: watch(
+                part, layers, queries, backend, keep=keep, max_logit=max_logit, seed=seed
+            ),
         )
     model_sites = sites.find(model)
     chosen_sites = sites.select_sites(model_sites, layers)
     parsed = parse(queries, seed)
-    if not isinstance(keep, bool):
-        raise InputError(
-            f"keep={keep!r} must be True or False", code="not-boolean", argument="keep", value=keep
-        )
-    if keep and parsed.name == "sample":
-        raise InputError(
-            f"queries={queries!r} gives estimates from a sample of queries; keep=True stores "
-            "each query. To store some queries, choose them with a bool tensor [batch, keys]",
-            code="keep-with-sample",
-            queries=queries,
-        )
+    _check_options(parsed, keep=keep, max_logit=max_logit)
     ids, groups = class_ids(classes)
     if parsed.mask is not None or ids is not None:  # of one text
         sites.check_one_stack(model_sites)
@@ -127,13 +123,50 @@ def watch(
             parts[site.part] = _empty_scope(model_sites, site, kernel, parsed, groups)
             parts[site.part]._classes = ids
         parts[site.part].layers.append(site.layer)
-    reducer = Reducer({**parts}, kernel, device, keep=keep)
+    reducer = Reducer({**parts}, kernel, device, keep=keep, max_logit=max_logit)
     watching = _watching(model_sites, parts, set(chosen_sites), reducer)
     if not vision:
         return watching
     return watch_with_towers(
-        watching, towers(model_sites), lambda part: watch(part, backend=backend, keep=keep)
+        watching,
+        towers(model_sites),
+        lambda part: watch(part, backend=backend, keep=keep, max_logit=max_logit),
     )
+
+
+def _refuse_max_logit(max_logit: bool) -> None:
+    if max_logit:
+        raise InputError(
+            "max_logit=True is not supported for a vllm.LLM; measure the Hugging Face model",
+            code="max-logit-in-vllm",
+        )
+
+
+def _check_options(queries: Queries, *, keep: bool, max_logit: bool) -> None:
+    for name, value in {"keep": keep, "max_logit": max_logit}.items():
+        if not isinstance(value, bool):
+            raise InputError(
+                f"{name}={value!r} must be True or False",
+                code="not-boolean",
+                argument=name,
+                value=value,
+            )
+    if queries.name != "sample":
+        return
+    if keep:
+        raise InputError(
+            f"queries={str(queries)!r} gives estimates from a sample of queries; keep=True stores "
+            "each query. To store some queries, choose them with a bool tensor [batch, keys]",
+            code="keep-with-sample",
+            queries=str(queries),
+        )
+    if max_logit:
+        raise InputError(
+            f"queries={str(queries)!r} reads a sample of queries, so the largest score of all is "
+            "not known; measure max_logit with other queries",
+            code="max-logit-with-sample",
+            queries=str(queries),
+        )
 
 
 def _empty_scope(

@@ -38,6 +38,7 @@ class WatchHook(Hook):
     def __init__(self, measured: set[Site], reducer: Reducer, spans: dict[str, Spans]):
         self.measured = measured
         self.reducer = reducer
+        self.needs_scores = reducer.max_logit
         self.parts = reducer.parts
         self.spans = spans
         """By stack: which tokens of a pass are prompt and which are completion."""

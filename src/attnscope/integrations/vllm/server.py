@@ -31,7 +31,7 @@ BY_TOKEN: dict[str, Callable[[Scope, int], torch.Tensor]] = {
     "received": Scope.received,
     "average": Scope.average,
 }
-KNOWN = ("mass", *BY_TOKEN, *(name for name in BY_HEAD if "rows" not in MEASURES[name].needs))
+KNOWN = ("mass", *BY_TOKEN, *(name for name in BY_HEAD if MEASURES[name].needs == {"sums"}))
 OPEN = {
     "layers": None,
     "default": None,
