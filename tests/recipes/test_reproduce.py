@@ -1,6 +1,7 @@
 """`attnscope reproduce` and the report of its run have the same numbers, each computed once."""
 
 import html
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -58,6 +59,12 @@ def test_the_report_has_the_statistics_and_verdicts_that_are_printed(
         assert str(verdict) in printed
         assert verdict.reason in page
     assert text_of(build(opened)).count(statistics[0].what) == 1
+    compared = CliRunner().invoke(app, ["compare", str(tmp_path / "sinks"), "--full"]).output
+    as_json = CliRunner().invoke(app, ["compare", str(tmp_path / "sinks"), "--json"]).output
+    data = json.loads(as_json, parse_constant=pytest.fail)
+    for statistic, row in zip(statistics, data["statistics"], strict=True):
+        assert f"{statistic.what}  " in compared
+        assert (row["what"], row["value"], row["n"]) == (statistic.what, statistic.value, 6)
 
 
 def test_claims_are_judged_once_and_figures_drawn_once(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnscope.cli.options import Cluster, Json, Strata, listed, numbers, opened, units_of
+from attnscope.cli.output import print_json
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from attnscope.run.store import Run
     from attnscope.spec.claims import Claim
+    from attnscope.stats.published import PublishedStatistic
     from attnscope.stats.verdicts import Verdict
 
 
@@ -106,11 +108,12 @@ def compare(
     if compared is not None:
         compared = _selected(compared, chosen, holds)
     results = (compared, verdicts, choices)
+    statistics = _statistics(opened_runs[0]) if len(opened_runs) == 1 else []
     if json:
-        print(compare_tables.as_json(*results, settings=settings))
+        print_json(compare_tables.as_data(*results, statistics=statistics, settings=settings))
     else:
         title = " · ".join(f"{run.path.name}: {_described(run)}" for run in opened_runs)
-        print(compare_tables.as_text(title, *results, full=full))
+        print(compare_tables.as_text(title, *results, statistics=statistics, full=full))
         _print_scores(opened_runs)
 
 
@@ -131,6 +134,16 @@ def _print_scores(runs: Sequence[Run]) -> None:
 
     for run in runs:
         print_scores(score_table(run))
+
+
+def _statistics(run: Run) -> list[PublishedStatistic]:
+    """The statistics of the recipe of the run; none if the run has other keys than the recipe."""
+    from attnscope.stats.published import published_statistics
+
+    try:
+        return published_statistics(run)
+    except InputError:
+        return []
 
 
 def _described(run: Run) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import polars as pl
 
 from attnscope.spec.claims import Line
+from attnscope.stats.published import PublishedStatistic
 from attnscope.stats.robustness import not_judged_note, robustness
 from attnscope.stats.sentences import cells_of
 from attnscope.stats.verdicts import Verdict, verdict_dict
@@ -30,21 +31,23 @@ _LABELS = (
 )
 
 
-def as_json(
+def as_data(
     compared: pl.DataFrame | None,
     verdicts: Sequence[Verdict],
     choices: pl.DataFrame | None = None,
     *,
+    statistics: Sequence[PublishedStatistic] = (),
     settings: Mapping[str, Any] | None = None,
-) -> str:
-    """One object: `settings`, `comparison` (rows), `verdicts` (with their lines), `sensitivity`."""
-    data: dict[str, Any] = {
+) -> dict[str, Any]:
+    """The results as plain data: `settings`, `comparison` (rows), `verdicts` (with their lines),
+    `statistics` of the recipe, `sensitivity`."""
+    return {
         "settings": dict(settings or {}),
         "comparison": [] if compared is None else compared.to_dicts(),
         "verdicts": [verdict_dict(verdict) for verdict in verdicts],
+        "statistics": [asdict(statistic) for statistic in statistics],
         "sensitivity": [] if choices is None else choices.to_dicts(),
     }
-    return json.dumps(data, ensure_ascii=False, indent=1).replace("Infinity", "null")
 
 
 def as_text(
@@ -53,11 +56,13 @@ def as_text(
     verdicts: Sequence[Verdict],
     choices: pl.DataFrame | None = None,
     *,
+    statistics: Sequence[PublishedStatistic] = (),
     full: bool = False,
 ) -> str:
     """At most `LINES` lines unless `full`. The last line counts the others."""
     lines = [title, *_claims(verdicts)]
-    for part in (_tables(verdicts), _robustness(choices), _comparison(compared, full)):
+    parts = (_tables(verdicts), _statistics(statistics), _robustness(choices))
+    for part in (*parts, _comparison(compared, full)):
         if part:
             lines += ["", *part]
     if full or len(lines) <= LINES:
@@ -175,6 +180,13 @@ def _comparison(compared: pl.DataFrame | None, full: bool) -> list[str]:
         f"{corrected}; q: false discovery rate; n = {number} prompts",
         *(f"! {note}" for note in notes),
     ]
+
+
+def _statistics(statistics: Sequence[PublishedStatistic]) -> list[str]:
+    """The statistics of the paper that the recipe repeats."""
+    rows = [["statistics of the paper", "95 % interval over prompts", "n", "published"]]
+    rows += [[one.what, one.shown, str(one.n), one.published or "–"] for one in statistics]
+    return _aligned(rows) if statistics else []
 
 
 def _robustness(choices: pl.DataFrame | None) -> list[str]:

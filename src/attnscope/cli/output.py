@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +32,15 @@ def without_control(text: str) -> str:
 
 
 def print_json(content: Any) -> None:
-    """Print a value as JSON."""
+    """Print a value as JSON. Numbers that JSON does not have (infinity, nan) become null."""
     from json import dumps
 
-    print(dumps(content, indent=1, ensure_ascii=False))
+    print(dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
