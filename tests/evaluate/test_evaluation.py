@@ -362,11 +362,16 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     from attnscope.cli.evaluate import score_table
 
     tested = {"score": 0.81, "difference": -0.04, "low": -0.12, "high": 0.04, "q": 0.5}
-    tested |= {"entropy": 2.12, "first_token": 0.43}
+    tested |= {"score_low": 0.73, "score_high": 0.87, "entropy": 2.12, "first_token": 0.43}
     names = ["filler:55:/@before-system", "arm:c=0.25,p1=99.5,share=0.25,layer=0,seed=1"]
     console = Console(width=80, file=io.StringIO())
     console.print(score_table([{"condition": n, **tested} for n in names], "a model · math"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
-    assert sum("0.810  -0.040 [-0.120, +0.040]" in line for line in lines) == 2
+    shown = "0.810 [0.73, 0.87]  -0.040 [-0.120, +0.040]"
+    assert sum(shown in line for line in lines) == 2
+    assert "2.120" not in "".join(lines)
+    of_wide = Console(width=110, file=io.StringIO())
+    of_wide.print(score_table([{"condition": "arm", **tested}], "a model · math", wide=True))
+    assert "2.120" in of_wide.file.getvalue()  # type: ignore[attr-defined]
     assert "".join(line[1:].split("  ")[0].strip() for line in lines[4:]) == "".join(names)

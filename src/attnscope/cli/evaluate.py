@@ -21,6 +21,20 @@ Task = Annotated[
         "lm-eval:NAME of lm-evaluation-harness, or the YAML file of such a task."
     ),
 ]
+MatchRule = Annotated[
+    str,
+    typer.Option(
+        help="How a completion of a task from a file is judged: exact (it is the answer), "
+        "starts-with, contains (the answer as whole words, in any case), regex (the answer is a "
+        "pattern), or choices (the most likely of the record's choices; nothing is generated)."
+    ),
+]
+Classes = Annotated[
+    str,
+    typer.Option(
+        help="The class set of conditions and masses: default, maps, whole, or a YAML file."
+    ),
+]
 Conditions = Annotated[
     str,
     typer.Option(
@@ -60,9 +74,15 @@ Out = Annotated[
 ]
 
 
+WIDE = 100
+"""Columns of a terminal that shows entropy and first-token mass too."""
+
+
 def evaluate(
     model: Model,
     task: Task = "math",
+    match: MatchRule = "exact",
+    classes: Classes = "default",
     conditions: Conditions = "baseline filler arm",
     problems: Annotated[int, typer.Option(help="Number of problems.")] = 100,
     samples: Annotated[int, typer.Option(help="Completions per problem, for pass@k.")] = 1,
@@ -88,6 +108,8 @@ def evaluate(
     evaluation = Evaluation(
         model=model,
         task=task,
+        match=match,
+        classes=classes,
         problems=problems,
         samples=samples,
         temperature=temperature,
@@ -116,11 +138,13 @@ def print_scores(scores: pl.DataFrame, k: int = 1) -> None:
     """Print a table of conditions for every model, task and metric."""
     from rich.console import Console
 
+    console = Console()
     for part in scores.partition_by("model", "task", "metric") if scores.height else ():
         model, task, metric = part.select("model", "task", "metric").row(0)
-        metric = f"pass@{k}" if metric == "right" else metric
+        if metric.startswith("right") and "choices" not in metric:
+            metric = metric.replace("right", f"pass@{k}", 1)
         title = f"{model} · {task} · {metric} · {part['problems'][0]} problems"
-        Console().print(score_table(part.to_dicts(), title))
+        console.print(score_table(part.to_dicts(), title, wide=console.width >= WIDE))
 
 
 def _effects(evaluation: Any, classes: list[str], layers: str | None, out: Path | None) -> None:
@@ -138,18 +162,23 @@ def _effects(evaluation: Any, classes: list[str], layers: str | None, out: Path 
     print(f"{effects['problem'].n_unique()} problems: {out / 'mass-effect.png'}")
 
 
-def score_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """A table of at most 80 columns: long names of conditions are folded, and p is left out."""
+def score_table(rows: list[dict[str, Any]], title: str, *, wide: bool = False) -> Table:
+    """A table of at most 80 columns: long names of conditions are folded, and p is left out. A
+    `wide` one has the mean attention too."""
     table = plain_table(title, "condition")
     table.columns[0].overflow = "fold"
     table.collapse_padding = True
-    numbers = ["q", *(name for name in ("entropy", "first_token") if name in rows[0])]
-    for name in ("score", "difference, 95 %", *numbers):
+    attention = ("entropy", "first_token") if wide else ()
+    numbers = ["q", *(name for name in attention if name in rows[0])]
+    for name in ("score, 95 %", "difference, 95 %", *numbers):
         table.add_column(name.replace("_", " "), justify="right", no_wrap=name != "first_token")
     for row in rows:
         change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
         if row["low"] is not None:
             change += f" [{row['low']:+.3f}, {row['high']:+.3f}]"
         cells = ["" if row[name] is None else f"{row[name]:.3f}" for name in numbers]
-        table.add_row(row["condition"], f"{row['score']:.3f}", change, *cells)
+        score = f"{row['score']:.3f}"
+        if row["score_low"] is not None:
+            score += f" [{row['score_low']:.2f}, {row['score_high']:.2f}]"
+        table.add_row(row["condition"], score, change, *cells)
     return table

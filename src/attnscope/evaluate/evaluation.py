@@ -14,10 +14,11 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
+from attnscope.evaluate.choices import best, choice_logprobs, probability
 from attnscope.evaluate.conditions import parse_conditions
 from attnscope.evaluate.intervention_effects import effects
 from attnscope.evaluate.sweep import sweep_rows
-from attnscope.evaluate.tasks import SEED, Task, answers_of, find_task
+from attnscope.evaluate.tasks import CHOICES, SEED, Task, answers_of, choices_of, find_task
 from attnscope.experiment.execute import Outcome, run_plan
 from attnscope.experiment.plan import Plan, make_plan
 from attnscope.figures.export import save, write
@@ -30,6 +31,7 @@ from attnscope.spec.experiment import Experiment, make_experiment
 from attnscope.stats.scores import score_table
 
 PREFIX = "lm-eval:"
+_CELL = ("model", "prompt", "condition")
 MEASURES = ("entropy", "first_token", "mass")
 CarryOut = Callable[[Plan, Path], Outcome]
 
@@ -47,6 +49,10 @@ class Evaluation:
     level: int | None = None
     chat: bool | None = None
     """Use the chat template; default: if the tokenizer has one."""
+    match: str = "exact"
+    """The rule by which completions of a task from a file are judged."""
+    classes: str = "default"
+    """The class set of conditions and masses: a name or a YAML file."""
 
     @property
     def is_harness(self) -> bool:
@@ -62,11 +68,22 @@ class Evaluation:
             chat="auto" if self.chat is None else self.chat,
             conditions={n: c.model_dump() for n, c in parse_conditions(conditions).items()},
             measures=MEASURES,
+            classes=self.classes,
             **keys,
         )
 
     def experiment_of(self, conditions: Sequence[str], task: Task) -> Experiment:
         """The experiment of one of our own tasks."""
+        if task.match == CHOICES:  # nothing is generated
+            if self.samples > 1 or self.temperature != 0:
+                raise InputError(
+                    "--match choices compares likelihoods, so nothing is sampled; leave out "
+                    "--samples and --temperature",
+                    code="unsupported-argument",
+                    samples=self.samples,
+                    temperature=self.temperature,
+                )
+            return self.experiment(conditions, prompts=task.prompts, queries=["last"])
         generate: dict[str, Any] = {"max_new_tokens": task.max_new_tokens}
         if self.temperature != 0:
             generate |= {"sample": True, "temperature": self.temperature, "seed": self.seed}
@@ -80,7 +97,9 @@ class Evaluation:
 
     def find_task(self) -> Task:
         """The task, if it is one of our own."""
-        return find_task(self.task, self.problems, seed=self.seed, level=self.level)
+        return find_task(
+            self.task, self.problems, seed=self.seed, level=self.level, match=self.match
+        )
 
 
 def evaluate(
@@ -127,7 +146,8 @@ def _evaluate(
     """Run the experiment, judge its completions, and store the scores in the run."""
     task = evaluation.find_task()
     plan = make_plan(evaluation.experiment_of(conditions, task))
-    answers = answers_of(plan.experiment)
+    answers = answers_of(plan.experiment, task.match)
+    choices = choices_of(plan.experiment) if task.match == CHOICES else []
     outcome = carry_out(plan, folder)
     if not outcome.complete:
         reason = next(iter(outcome.failed.values()), "it was stopped")
@@ -138,18 +158,42 @@ def _evaluate(
             failed=len(outcome.failed),
         )
     run = open_run(folder)
-    rows = [
-        (*cell, task.name, "right", answers[cell[1]], text, task.right(answers[cell[1]], text))
-        for *cell, text in run.cells.select("model", "prompt", "condition", "generated").rows()
-    ]
-    completions = pl.DataFrame(
-        [(*row[:-1], float(row[-1]), None) for row in rows], schema=COMPLETIONS, orient="row"
-    )
+    if choices and not run.completions.is_empty():
+        return
+    rows = _chosen(plan, run, task, answers, choices) if choices else _judged(run, task, answers)
+    completions = pl.DataFrame(rows, schema=COMPLETIONS, orient="row")
     if completions.equals(run.completions):
         return
     with open_directory(folder, plan.stored) as directory:
         directory.write_completions(completions)
         directory.finish(plan.stored, [batch.id for batch in run.batches])
+
+
+def _judged(run: Run, task: Task, answers: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The rows of `completions`: generated texts, judged by the task."""
+    rows = []
+    for *cell, text in run.cells.select(*_CELL, "generated").rows():
+        answer = answers[cell[1]]
+        value = float(task.right(answer, text))
+        rows.append((*cell, task.name, task.metric, answer, text, value, None))
+    return rows
+
+
+def _chosen(
+    plan: Plan, run: Run, task: Task, answers: Sequence[str], choices: Sequence[Sequence[str]]
+) -> list[tuple[Any, ...]]:
+    """The rows of `completions`: the most likely choice, and the probability of the answer."""
+    logprobs, rows = choice_logprobs(plan, choices), []
+    for cell in run.cells.select(*_CELL).rows():
+        _, n, condition = cell
+        values, of_prompt, answer = logprobs[n, condition], choices[n], answers[n]
+        text = best(values, of_prompt)
+        for metric, value in (
+            (task.metric, float(text == answer)),
+            ("probability", probability(values, of_prompt, answer)),
+        ):
+            rows.append((*cell, task.name, metric, answer, text, value, None))
+    return rows
 
 
 def _draw_sweep(run: Run, conditions: Sequence[str], scores: pl.DataFrame) -> None:
@@ -172,7 +216,8 @@ def measure_effects(
     model, _ = load_text_model(evaluation.model)
     prompts = [cell.tokens for cell in of_model.cells()]
     answers = answers_of(plan.experiment)
-    frame = effects(model, of_model.tokenizer, prompts, answers, classes, layers=layers)
+    class_set = next(iter(plan.experiment.classes.values()))
+    frame = effects(model, of_model.tokenizer, prompts, answers, classes, class_set, layers=layers)
     write(out / "effects.csv", frame.write_csv().encode())
     save(draw_table("mass-effect", frame, of=f"{evaluation.model}, {evaluation.task}"), out)
     return frame

@@ -24,6 +24,7 @@ from attnscope.spec.conditions import Condition
 from attnscope.spec.generate import Generate
 from attnscope.tokens import (
     DEFAULT,
+    ClassSet,
     TokenizedPrompt,
     apply_chat_template,
     pad,
@@ -64,6 +65,7 @@ class ConditionedLM(LM):  # type: ignore[misc]
         *,
         batch: int = 16,
         seed: int = 0,
+        classes: ClassSet = DEFAULT,
     ):
         super().__init__()
         self.model = model
@@ -71,6 +73,7 @@ class ConditionedLM(LM):  # type: ignore[misc]
         self.condition = condition
         self.batch = batch
         self.seed = seed
+        self.classes = classes
         self.chats: dict[str, Prompt] = {}
         """Prompts after the chat template, by their text."""
         self.lengths: dict[tuple[str, int], int] = {}
@@ -196,7 +199,7 @@ class ConditionedLM(LM):  # type: ignore[misc]
         if change is not None and change.region is not None:
             batch.mask(change.region)  # raises if a prompt does not have the region
         with (
-            intervene(self.condition, self.model, self.tokenizer, batch, [DEFAULT], among),
+            intervene(self.condition, self.model, self.tokenizer, batch, [self.classes], among),
             watch(self.model, queries=queries) as scope,
         ):
             yield
@@ -211,7 +214,9 @@ class ConditionedLM(LM):  # type: ignore[misc]
             schema_overrides={"task": pl.String, "document": pl.Int64},
         )
         keys = ["sequence", "layer", "head", "item"]
-        frame = scope.to_frame(self.tokenizer, MEASURES).select(*keys, "measure", "value")
+        frame = scope.to_frame(self.tokenizer, MEASURES, classes=self.classes).select(
+            *keys, "measure", "value"
+        )
         lift = frame.filter(pl.col("measure") == "lift").select(
             *keys, pl.lit("mass").alias("measure"), pl.col("value").alias("lift")
         )

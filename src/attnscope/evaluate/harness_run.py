@@ -35,8 +35,15 @@ def evaluate_harness(
             samples=evaluation.samples,
             level=evaluation.level,
         )
+    if evaluation.match != "exact":
+        raise InputError(
+            "a task of lm-evaluation-harness judges completions itself; --match is for files",
+            code="unsupported-argument",
+            match=evaluation.match,
+        )
     plan = _plan(evaluation, conditions)
     (of_model,) = plan.models
+    ((label, class_set),) = plan.experiment.classes.items()
     ids = {
         name: hashlib.sha256(f"{plan.stored.digest} {name}".encode()).hexdigest()[:24]
         for name in plan.experiment.conditions
@@ -58,7 +65,8 @@ def evaluate_harness(
                 model, tokenizer = load_text_model(of_model.info.pinned)
                 environment["models"] = {of_model.label: describe_model(of_model, model, "auto")}
                 directory.write_json("environment.json", environment)
-            lm = ConditionedLM(model, tokenizer, condition, batch=batch, seed=evaluation.seed)
+            options: dict[str, Any] = {"seed": evaluation.seed, "classes": class_set}
+            lm = ConditionedLM(model, tokenizer, condition, batch=batch, **options)
             task = evaluation.task.removeprefix(PREFIX)
             chat = plan.settled.chat
             results = run_task(lm, task, problems=evaluation.problems, chat=chat)
@@ -71,7 +79,7 @@ def evaluate_harness(
             stored = pl.concat([stored, _completions(rows, numbers, where)])
             directory.write_completions(stored)
             # Written last: the condition counts as finished once its batch is there.
-            values = _values(lm.attention, numbers, where)
+            values = _values(lm.attention, numbers, where, label)
             cells = _cells(lm, numbers, ids[name], where)
             directory.write_batch(ids[name], cells, {"values": values})
         directory.write_completions(stored)
@@ -122,8 +130,10 @@ def _completions(rows: pl.DataFrame, numbers: pl.DataFrame, where: dict[str, str
     )
 
 
-def _values(attention: pl.DataFrame, numbers: pl.DataFrame, where: dict[str, str]) -> pl.DataFrame:
-    of_mass = pl.when(pl.col("measure") == "mass").then(pl.lit("default"))
+def _values(
+    attention: pl.DataFrame, numbers: pl.DataFrame, where: dict[str, str], label: str
+) -> pl.DataFrame:
+    of_mass = pl.when(pl.col("measure") == "mass").then(pl.lit(label))
     frame = attention.join(numbers, on=["task", "document"], maintain_order="left")
     frame = frame.with_columns(classes=of_mass).sort("prompt", maintain_order=True)
     return _in_schema(frame, VALUES, where | {"queries": "last", "keys": "all"})

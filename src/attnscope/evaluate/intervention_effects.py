@@ -16,7 +16,7 @@ from attnscope.evaluate.conditions import parse
 from attnscope.interventions.effect import effect
 from attnscope.loading.compatibility import check_fit
 from attnscope.scope.watch import watch
-from attnscope.tokens import DEFAULT, TokenizedPrompt
+from attnscope.tokens import DEFAULT, ClassSet, TokenizedPrompt
 
 
 def effects(
@@ -25,10 +25,11 @@ def effects(
     prompts: Sequence[TokenizedPrompt],
     answers: Sequence[str],
     classes: Sequence[str],
+    class_set: ClassSet = DEFAULT,
     *,
     layers: list[int] | None = None,
 ) -> pl.DataFrame:
-    """Columns problem, class, layer, head, mass, effect; `classes` are written CLASS or
+    """Columns problem, class, layer, head, mass, effect; `classes` of the set are written CLASS or
     CLASS@REGION. A problem whose prompt has no such token is left out of that class."""
     changes = {text: parse(f"knockout:{text}").knockout for text in classes}
     rows: list[dict[str, Any]] = []
@@ -40,10 +41,10 @@ def effects(
         last, in_answer = order == len(prompt) - 1, order >= len(prompt)
         with torch.no_grad(), watch(model, layers=layers, queries=last) as scope:
             model(input_ids=ids)
-        of_class = DEFAULT.ids(ids.cpu().numpy(), tokenizer)
+        of_class = class_set.ids(ids.cpu().numpy(), tokenizer)
         for text, change in changes.items():
             assert change is not None
-            keys = of_class == DEFAULT.index(change.tokens or "")
+            keys = of_class == class_set.index(change.tokens or "")
             keys &= np.arange(ids.shape[1]) < len(prompt)
             if change.region is not None:
                 keys[:, : len(prompt)] &= prompt.mask(change.region)

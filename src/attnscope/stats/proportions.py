@@ -1,7 +1,7 @@
-"""Paired proportions: the difference of two shares of right answers to the same problems.
+"""Shares of right answers: of one share, and of the difference of two shares of the same problems.
 
-The interval is that of Newcombe (1998, method 10). p is the level at which it ends at 0, so the
-two agree.
+The interval of a share is Wilson's; that of a difference is Newcombe's (1998, method 10), made of
+two of Wilson's. p is the level at which the latter ends at 0, so the two agree.
 """
 
 import numpy as np
@@ -50,7 +50,13 @@ def _ends(cells: Floats, n: int, z: Floats) -> tuple[Floats, Floats]:
     return np.maximum(difference - down, -1.0), np.minimum(difference + up, 1.0)
 
 
-def _wilson(p: Floats, n: int, z: Floats) -> tuple[Floats, Floats]:
+def wilson(values: Floats, level: float = 0.95) -> tuple[float, float]:
+    """The interval of a share: of the mean of values 0 and 1."""
+    low, high = _wilson(np.array([values.mean()]), len(values), stats.norm.isf((1 - level) / 2))
+    return max(float(low[0]), 0.0), min(float(high[0]), 1.0)
+
+
+def _wilson(p: Floats, n: int, z: float | Floats) -> tuple[Floats, Floats]:
     middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
     reach = z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return middle - reach, middle + reach

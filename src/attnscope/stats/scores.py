@@ -9,17 +9,19 @@ import numpy as np
 import polars as pl
 
 from attnscope.errors import InputError
+from attnscope.measures.measure import ANY, SHARE
 from attnscope.run.schemas import REPEATS
 from attnscope.stats.arrays import Floats
 from attnscope.stats.families import false_discovery
-from attnscope.stats.means import MINIMUM, paired
-from attnscope.stats.proportions import newcombe
+from attnscope.stats.means import MINIMUM, one_sample, paired
+from attnscope.stats.proportions import newcombe, wilson
 
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
 ATTENTION = ("entropy", "first_token")
 """The measures of attention that the table has as columns."""
+_INTERVAL = ("score_low", "score_high")
 _TESTED = ("difference", "low", "high", "p", "q")
 Scores = dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]
 """By condition: one score per problem, in the same order."""
@@ -39,8 +41,9 @@ def pass_at(k: int, samples: int, right: int) -> float:
 
 
 def score_table(run: Run, k: int = 1) -> pl.DataFrame:
-    """One row per model, task, metric and condition: the mean score over problems, the difference
-    from the base paired by problem, and the mean attention. Empty for a run without scores.
+    """One row per model, task, metric and condition: the mean score over problems with its
+    interval, the difference from the base paired by problem, and the mean attention. Empty for a
+    run without scores.
 
     With k = 1 the score of a problem is the mean over its samples, otherwise pass@k.
     """
@@ -86,7 +89,7 @@ def _of_metric(completions: pl.DataFrame, k: int, base: str) -> pl.DataFrame:
     if all(total is None for total in totals.values()):
         return table
     # The score is not a mean over documents, so paired differences do not apply to it.
-    nothing = [pl.lit(None, pl.Float64).alias(name) for name in _TESTED[1:]]
+    nothing = [pl.lit(None, pl.Float64).alias(name) for name in (*_INTERVAL, *_TESTED[1:])]
     of_base = totals[base]
     difference = [
         None if name == base or total is None or of_base is None else total - of_base
@@ -116,13 +119,26 @@ def compare_with_base(scores: Scores, base: str) -> pl.DataFrame:
     rows = []
     for name, values in scores.items():
         row = {"condition": name, "problems": len(values), "score": float(values.mean())}
+        row |= dict(zip(_INTERVAL, _interval(values), strict=True))
         for column in _TESTED:
             compared = name in others and contrast
             value = float(contrast[column][others.index(name)]) if compared else np.nan
             row[column] = None if np.isnan(value) else value
         rows.append(row)
-    types = dict.fromkeys(("score", *_TESTED), pl.Float64)
+    types = dict.fromkeys(("score", *_INTERVAL, *_TESTED), pl.Float64)
     return pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None)
+
+
+def _interval(values: Floats) -> tuple[float | None, float | None]:
+    """The 95 % interval of a score: right or wrong by Wilson, else by t; none for few problems."""
+    if len(values) < MINIMUM:
+        return None, None
+    if np.isin(values, (0, 1)).all():
+        return wilson(values)
+    share = values.min() >= 0 and values.max() <= 1
+    low, high = one_sample(values, within=SHARE if share else ANY).interval()
+    ends = [float(end[0]) for end in (low, high)]
+    return (None, None) if np.isnan(ends).any() else (ends[0], ends[1])
 
 
 def _contrast(first: Floats, second: Floats) -> dict[str, Floats]:
