@@ -13,8 +13,7 @@ from attnscope.errors import InputError
 from attnscope.figures import draw, save
 from attnscope.recipes import built_in_claims
 from attnscope.spec.claims import make_claims
-from attnscope.stats.robustness import CHOICES
-from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.sensitivity import CHOICES, sensitivity
 from made_runs import MadeRun, made_run
 from made_values import masses
 from reading_back import plain, rows_of, section

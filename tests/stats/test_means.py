@@ -34,7 +34,7 @@ def test_symmetric_values_have_students_interval():
 def test_the_ends_of_an_interval_have_the_p_of_its_level(level):
     a, b = _sample()
     contrast = paired(a, b)
-    low, high = contrast.interval(1.0, 0.0, level)
+    low, high = contrast.at(1.0).interval(level)
     assert np.allclose(
         [contrast.at(1.0, end).more()[i] for i, end in enumerate(low)], (1 - level) / 2
     )
@@ -53,14 +53,27 @@ def test_the_ratio_interval_holds_every_factor_that_is_not_rejected():
         assert contrast.at(high[i]).less()[i] == pytest.approx(0.025, abs=1e-6)
 
 
+def test_the_ratio_interval_reaches_over_gaps():
+    """Between accepted ratios there are rejected ones; the interval covers all of them."""
+    a = [1.24, 3.47, 2.16, 3.58, 0.18, 32.78]
+    b = [0.11, 0.54, 0.32, 0.43, 0.11, 11.23]
+    contrast = paired(a, b, ranges=((0, np.inf), (0, np.inf)))
+    _, low, high = contrast.ratio()
+    assert contrast.at(0.4).two_sided()[0] < 0.05 < contrast.at(0.95).two_sided()[0]
+    assert low[0] <= 0.4 < 0.95 <= high[0]
+
+
 def test_a_ratio_over_a_mean_near_0_has_no_upper_end():
     rng = np.random.default_rng(3)
     a, b = rng.normal(0.1, 1, size=(12, 1)), rng.normal(2, 0.1, size=(12, 1))
     if a.mean() < 0:
         a = -a
     _, low, high = paired(a, b).ratio()
+    assert (low[0], high[0]) == (-np.inf, np.inf)
+    a = np.append(np.linspace(0.001, 0.002, 11), 10.0)[:, None]
+    _, low, high = paired(a, b, ranges=((0, np.inf), (0, np.inf))).ratio()
+    assert 0 < low[0] < b.mean() / a.mean()
     assert np.isinf(high[0])
-    assert np.isfinite(low[0])
 
 
 def test_the_ratio_is_one_of_means_not_of_logarithms():
@@ -207,6 +220,24 @@ def test_the_family_wise_p_is_at_least_p_and_small_for_a_large_effect():
     assert (p >= contrast.at(1.0).two_sided()).all()
     assert p[0] < 0.01
     assert p[1:].min() > 0.05
+
+
+def test_heads_with_one_value_are_corrected_too():
+    """A constant difference in a known range has a p without resampling."""
+    x = np.random.default_rng(15).normal(0, 0.01, size=(30, 40))
+    x[:, 0] = 0.1
+    contrast = paired(0 * x, x, ranges=((0, 0), (-1, 1)))
+    alone = contrast.at(1.0).two_sided()[0]
+    assert alone < 0.2
+    assert romano_wolf(contrast, np.zeros(40, dtype=int), resamples=500)[0] >= min(1, 30 * alone)
+
+
+def test_sizes_of_clusters_do_not_make_equal_values_informative():
+    x = np.zeros((12, 1))
+    x[:2] = 1.0
+    label = np.repeat(np.arange(8), [1, 1, 1, 1, 2, 2, 2, 2])
+    tested = paired(0 * x, x, label)
+    assert tested.at(1.0).informative == tested.at(1.0, 0.3).informative == [2]
 
 
 def test_equal_heads_cost_the_family_wise_p_little():

@@ -15,13 +15,13 @@ from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.recipes import RECIPES, built_in_claims
 from attnscope.run.store import Run, open_run
 from attnscope.spec.experiment import make_experiment
-from attnscope.stats.robustness import robustness
 from attnscope.stats.run_stats import (
     compare_run,
     compare_runs,
     judge_run,
     sensitivity_of_run,
 )
+from attnscope.stats.sensitivity import robustness
 from attnscope.stats.verdicts import WRITTEN
 from made_models import save_model
 from support_errors import raises

@@ -8,8 +8,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.spec.claims import make_claims
-from attnscope.stats.robustness import robustness, robustness_summary
-from attnscope.stats.sensitivity import MOST, sensitivity
+from attnscope.stats.sensitivity import MOST, robustness, robustness_summary, sensitivity
 from made_values import masses
 
 NOISE = np.random.default_rng(0).normal(size=40)

@@ -102,7 +102,7 @@ def test_most_heads_are_these_heads():
     assert (result.low, result.high, result.rows, result.needed) == (4, 4, 6, (4.0,))
     assert set(result.heads) == {"0.0", "0.1", "0.2", "1.0"}
     assert one("first_token > 0.3 in every head", table).verdict == "smaller than claimed"
-    assert one("first_token > 0.7 in at least 1 head", table).verdict == "opposite"
+    assert one("first_token > 0.7 in at least 1 head", table).verdict == "smaller than claimed"
     assert one("first_token > 0.3 in at least 7 heads", table).verdict == "cannot tell"
 
 
@@ -118,7 +118,7 @@ def test_no_retrieval_in_any_head_is_decided():
         "retrieval", lambda *_: 0.0, conditions=("base",), prompts=range(100), layers=1, heads=2
     ).with_columns(keys=pl.lit("answer"), queries=pl.lit("generated"))
     line = "retrieval[keys=answer, queries=generated] > 0.1 in at least 1 head"
-    assert one(line, table).verdict == "opposite"
+    assert one(line, table).verdict == "smaller than claimed"
 
 
 def test_the_ratio_is_that_of_the_printed_means():
@@ -147,7 +147,7 @@ def test_without_a_scope_the_mean_over_layers_decides():
     table = firsts(value, models=("a", "b"), layers=3, heads=1)
     assert one("first_token[model=b] > first_token[model=a]", table).verdict == "holds"
     in_layers = one("first_token[model=b] > first_token[model=a] in most layers", table)
-    assert in_layers.verdict == "opposite"
+    assert in_layers.verdict == "smaller than claimed"
 
 
 def test_each_layer_has_its_verdict_at_a_joint_level():

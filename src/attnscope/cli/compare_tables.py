@@ -11,7 +11,7 @@ import polars as pl
 
 from attnscope.spec.claims import Line
 from attnscope.stats.published import PublishedStatistic
-from attnscope.stats.robustness import not_judged_note, robustness
+from attnscope.stats.sensitivity import not_judged_note, robustness
 from attnscope.stats.sentences import cells_of
 from attnscope.stats.verdicts import Verdict, verdict_dict
 

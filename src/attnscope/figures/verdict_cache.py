@@ -15,8 +15,8 @@ from attnscope.figures.blocks import Items, Section
 from attnscope.measures.registry import COLUMNS
 from attnscope.spec.claims import Claim
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.robustness import CHOICES, robustness_summary
 from attnscope.stats.run_stats import claims_of_run, judge_run, sensitivity_of_run
+from attnscope.stats.sensitivity import CHOICES, robustness_summary
 from attnscope.stats.verdicts import Verdict
 
 if TYPE_CHECKING:

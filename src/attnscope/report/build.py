@@ -26,9 +26,9 @@ from attnscope.spec.conditions import Condition
 from attnscope.spec.experiment_yaml import experiment_to_yaml
 from attnscope.stats.paired import TESTED
 from attnscope.stats.published import published_statistics
-from attnscope.stats.robustness import not_judged_note
 from attnscope.stats.run_stats import compare_run
 from attnscope.stats.scores import score_table
+from attnscope.stats.sensitivity import not_judged_note
 from attnscope.stats.verdicts import verdict_table
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ claim with several lines holds if all of them hold. The text of the claims is wr
 before anything is measured, so that a verdict can state whether the claim came first.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -17,12 +18,13 @@ from typing import Any, Literal, NoReturn
 import yaml
 
 from attnscope.errors import InputError
-from attnscope.measures.registry import COLUMNS
+from attnscope.measures.registry import COLUMNS, range_of
 from attnscope.paths import to_path
-from attnscope.yaml_file import parse_yaml, read_yaml
+from attnscope.yaml_file import read_yaml
 
 NORMALISE = ("mass", "per-token", "share", "lift")
 RELATIONS = {">": "more", ">=": "more", "<": "less", "<=": "less"}
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,7 @@ class _Reader:
     def take(self, pattern: str) -> re.Match[str] | None:
         """The next words if they match; they are then read."""
         match = re.compile(rf"\s*{pattern}").match(self.text, self.at)
-        if match:
-            self.at = match.end()
+        self.at = match.end() if match else self.at
         return match
 
     def fail(self, expected: str, at: int | None = None, code: str = "bad-claim") -> NoReturn:
@@ -148,14 +149,16 @@ class _Reader:
         )
 
     def number(self) -> float | None:
-        match = self.take(r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)(\s?%)?(?![\w])")
-        return None if match is None else float(match[1]) / (100 if match[2] else 1)
+        start, match = self.at, self.take(r"(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)(\s?%)?(?!\w)")
+        if match is None:
+            return None
+        value = float(match[1]) / (100 if match[2] else 1)
+        return value if math.isfinite(value) else self.fail("a finite number", start)
 
     def quantity(self) -> Quantity:
-        start = self.at
-        match = self.take(r"([a-zA-Z_]\w*)")
+        start, match = self.at, self.take(r"([a-zA-Z_]\w*)")
         if match is None:
-            self.fail("a measure or a number")
+            self.fail("a measure, or FACTOR * MEASURE on the right side")
         if match[1] not in COLUMNS:
             self.fail(f"a measure ({', '.join(COLUMNS)})", start, "unknown-measure")
         options: dict[str, Any] = {}
@@ -164,11 +167,13 @@ class _Reader:
                 self._option(options)
                 if not self.take(",") and not self.take(r"(?=\])"):
                     self.fail("',' or ']'")
-        return Quantity(match[1], **options)
+        quantity = Quantity(match[1], **options)
+        if wrong := _misfit(quantity):
+            self.fail(wrong, start)
+        return quantity
 
     def _option(self, options: dict[str, Any]) -> None:
-        start = self.at
-        match = self.take(r"(\w+)\s*=\s*([^,\]]+)")
+        start, match = self.at, self.take(r"(\w+)\s*=\s*([^,\]]+)")
         name = OPTIONS.get(match[1]) if match else None
         if match is None or name is None or name in options:
             self.fail(f"an option ({', '.join(sorted(OPTIONS))}) as name=value, each once", start)
@@ -182,31 +187,51 @@ class _Reader:
         options[name] = value
 
     def scope(self) -> Scope:
-        if self.take("in layer (?=\\d)"):
+        if self.take(r"in layers? (?=\d)"):
             return Scope("mean", self._layers())
         if self.take("in each layer"):
             return Scope("each")
         if self.take("in each of layers"):
             return Scope("each", self._layers())
-        match = self.take(r"in (most|every|at least (\d+)) (head|layer)s?\b")
+        start = self.at
+        match = self.take(r"in (most|every|all|at least (\d+)) (head|layer)s?\b")
         if match is None:
             return Scope()
-        kind: Any = f"{match[3]}s"
-        least: Any = int(match[2]) if match[2] else match[1]
+        least: Any = int(match[2]) if match[2] else match[1].replace("all", "every")
         if least == 0:
-            self.fail("at least 1")
+            self.fail("at least 1", start)
         layers = self._layers() if self.take("of layers?") else None
-        return Scope(kind, layers, least)
+        return Scope("heads" if match[3] == "head" else "layers", layers, least)
 
     def _layers(self) -> tuple[int, ...]:
         layers: list[int] = []
         while True:
-            match = self.take(r"(\d+)(?:\s*[-–]\s*(\d+))?")
-            if match is None:
-                self.fail("layer numbers from 0, such as 0 or 0-3")
-            layers += range(int(match[1]), int(match[2] or match[1]) + 1)
+            start, match = self.at, self.take(r"(\d+)(?:\s*[-–]\s*(\d+))?")
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if not first <= last < MOST_LAYERS:
+                self.fail("layer numbers from 0, such as 0 or 0-3", start)
+            layers += range(first, last + 1)
             if not self.take(","):
                 return tuple(dict.fromkeys(layers))
+
+
+def _misfit(quantity: Quantity) -> str:
+    """What a quantity lacks or has too much of; empty if nothing."""
+    name, declared = quantity.measure, COLUMNS[quantity.measure]
+    classes = bool(declared.items) or not declared.per.isdisjoint(("classes", "class pairs"))
+    adds = "classes" in declared.per and declared.level == "head"
+    optional = adds or (declared.default is not None and not quantity.cls)
+    to = {"class pairs": "the class of the keys", "steps": "the step"}
+    target = next((what for per, what in to.items() if per in declared.per), "")
+    if declared.level in ("token", "query"):
+        return f"a measure of heads or layers ({name} has a number for each {declared.level})"
+    if quantity.cls and not classes:
+        return f"no class= ({name} has none)"
+    if classes and not optional and len(quantity.cls) != 1:
+        return f"one class= of {name}"
+    if bool(quantity.to) != bool(target):
+        return f"to= ({target})" if target else f"no to= ({name} has none)"
+    return "as= of mass only" if quantity.scale != "mass" and name != "mass" else ""
 
 
 def parse_line(text: str, source: str = "claim") -> Line:
@@ -214,45 +239,59 @@ def parse_line(text: str, source: str = "claim") -> Line:
     reader = _Reader(text, source)
     left = reader.quantity()
     if reader.take("within"):
-        low = reader.number()
-        if low is None or not reader.take(r"\.\."):
-            reader.fail("LOW .. HIGH")
-        high = reader.number()
-        if high is None or high <= low:
-            reader.fail("a number above LOW")
-        right = reader.quantity() if reader.take(r"\*") else None
-        parts: dict[str, Any] = {"relation": "within", "right": right, "bounds": (low, high)}
+        parts = _within(reader)
     else:
         sign = reader.take("(>=|<=|>|<)")
         if sign is None:
             reader.fail(">, >=, <, <= or within")
-        parts = {"relation": RELATIONS[sign[1]], "strict": "=" not in sign[1], **_right(reader)}
-    scope = reader.scope()
+        right = _right(reader, left)
+        parts = {"relation": RELATIONS[sign[1]], "strict": "=" not in sign[1], **right}
+    start, scope = reader.at, reader.scope()
     units = reader.take(r"clustered by ([^\s,]+)")
-    parts["cluster"] = units[1] if units else None
     if not reader.take("$"):
         reader.fail(
-            "'in layer N', 'in each layer', 'in most heads', 'in at least N heads', "
-            "'clustered by COLUMN', or the end"
+            "the end, 'clustered by COLUMN', or one of 'in layer N', 'in each layer', 'in most "
+            "heads', 'in every head', 'in at least N heads' (or layers)"
         )
-    one_layer = any(q.layer is not None for q in (left, parts["right"]) if q is not None)
-    if one_layer and scope != Scope():
-        reader.fail("no 'in …' after layer=", reader.text.rfind(" in "))
-    return Line(reader.text, left, scope=scope, **parts)
+    line = Line(reader.text, left, scope=scope, cluster=units[1] if units else None, **parts)
+    if scope != Scope() and any(q.layer is not None for q in line.quantities):
+        reader.fail("no 'in …' after layer=", start)
+    if scope.kind == "heads" and any(COLUMNS[q.measure].level == "layer" for q in line.quantities):
+        reader.fail("layers (the measure has one value per layer, not per head)", start)
+    return line
 
 
-def _right(reader: _Reader) -> dict[str, Any]:
-    """The right side: a number, or FACTOR * QUANTITY + NUMBER."""
-    number = reader.number()
+def _reach(quantity: Quantity) -> tuple[float, float]:
+    """The numbers that a quantity can have; with any other the claim would be decided already."""
+    low, high = range_of(quantity.measure)
+    return low, math.inf if quantity.scale in ("lift", "per-token") else high
+
+
+def _within(reader: _Reader) -> dict[str, Any]:
+    """LOW .. HIGH, or LOW .. HIGH * QUANTITY."""
+    low = reader.number()
+    if low is None or not reader.take(r"\.\."):
+        reader.fail("LOW .. HIGH")
+    high = reader.number()
+    if high is None or high <= low:
+        reader.fail("a number above LOW")
+    right = reader.quantity() if reader.take(r"\*") else None
+    return {"relation": "within", "right": right, "bounds": (low, high)}
+
+
+def _right(reader: _Reader, left: Quantity) -> dict[str, Any]:
+    """A number, or FACTOR * QUANTITY + NUMBER."""
+    start, number = reader.at, reader.number()
     if number is not None and not reader.take(r"\*"):
+        low, high = _reach(left)
+        if not low <= number <= high:
+            reader.fail(f"a number from {low:g} to {high:g}, the range of {left.measure}", start)
         return {"right": None, "offset": number}
-    factor = 1.0 if number is None else number
-    right = reader.quantity()
-    offset = 0.0
-    if sign := reader.take(r"([-+])(?=\s*\d)"):
+    factor, offset, right = 1.0 if number is None else number, 0.0, reader.quantity()
+    if sign := reader.take(r"([-+])(?=\s*\.?\d)"):
         offset = (reader.number() or 0.0) * (-1 if sign[1] == "-" else 1)
     if factor <= 0:
-        reader.fail("a factor above 0")
+        reader.fail("a factor above 0", start)
     return {"right": right, "factor": factor, "offset": offset}
 
 
@@ -296,11 +335,6 @@ def to_yaml(claims: Iterable[Claim]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000)
 
 
-def parse_claims(text: str, source: str) -> tuple[Claim, ...]:
-    """Claims from YAML text: a mapping under the key `claims`."""
-    return _claims(parse_yaml(text, source)[0], source)
-
-
 def load_claims(path: str | Path) -> tuple[Claim, ...]:
     """Claims of a YAML file: a mapping under the key `claims`."""
     path = to_path(path)
@@ -310,14 +344,11 @@ def load_claims(path: str | Path) -> tuple[Claim, ...]:
             code="file-missing",
             path=str(path),
         )
-    return _claims(read_yaml(path)[0], str(path))
-
-
-def _claims(data: Any, source: str) -> tuple[Claim, ...]:
+    data = read_yaml(path)[0]
     if not isinstance(data, dict) or set(data) != {"claims"}:
         raise InputError(
-            f"{source} must have one key, 'claims', that maps names to lines",
+            f"{path} must have one key, 'claims', that maps names to lines",
             code="bad-claims-file",
-            path=source,
+            path=str(path),
         )
-    return make_claims(data["claims"], source)
+    return make_claims(data["claims"], str(path))

@@ -1,9 +1,10 @@
 """Means of prompts, or of clusters of similar prompts within strata, and how each unit contributes
 to the error of the mean.
 
-Prompts of one source (a template, a document) are similar, so n of them carry less information than
-n independent prompts. The unit is then the cluster. The error is CR2 (Bell and McCaffrey 2002): it
-corrects for the share of a large cluster in its own mean. The degrees of freedom are theirs too.
+A sample is float [prompts, columns]; nan is a prompt without a value. Prompts of one source (a
+template, a document) are similar, so the unit is then the cluster. The error is CR2 (Bell and
+McCaffrey 2002): it corrects for the share of a large cluster in its own mean. The degrees of
+freedom are theirs too.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnscope.errors import InputError
-from attnscope.stats.arrays import Floats, as_columns
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.generic]
 
 GROUPS = 5
 """The intraclass correlation needs at least so many groups of two or more prompts."""
@@ -25,8 +28,8 @@ class Design:
     x: Floats
     """[prompts, columns]"""
     mean: Floats
-    sums: Floats
-    """[units, columns]: sums over the prompts of a unit; nan where a unit has no value."""
+    values: Floats
+    """[units, columns]: the mean over the prompts of a unit; nan where it has no value."""
     sizes: Floats
     """[units, columns]: prompts of a unit."""
     parts: Floats
@@ -36,21 +39,35 @@ class Design:
     units: NDArray[np.int64]
 
 
+def as_columns(samples: ArrayLike) -> Floats:
+    """Samples as [prompts, columns]; infinite values are refused."""
+    x = np.asarray(samples, dtype=float)
+    x = x[:, None] if x.ndim == 1 else x
+    if x.ndim != 2:
+        raise InputError(
+            f"samples have the shape [prompts, columns]; got {list(x.shape)}",
+            code="bad-shape",
+            shape=list(x.shape),
+        )
+    if np.isinf(x).any():
+        raise InputError(
+            "samples must not be infinite; use nan for an undefined value", code="infinite-value"
+        )
+    return x
+
+
 def design_of(
     samples: ArrayLike, cluster: ArrayLike | None = None, strata: ArrayLike | None = None
 ) -> Design:
-    """A sample [prompts, columns] with its units; `cluster` and `strata` [prompts] are labels."""
+    """A sample with its units; `cluster` and `strata` [prompts] are labels."""
     x = as_columns(samples)
     known = ~np.isnan(x)
-    of = np.arange(len(x))
-    names: NDArray[np.generic] = of
-    if cluster is not None:
-        names, of = _labels(cluster, len(x), "cluster")
+    names, of = _labels(np.arange(len(x)) if cluster is None else cluster, len(x), "cluster")
     sums, sizes = _grouped(np.where(known, x, 0.0), of), _grouped(known.astype(float), of)
     total, some = sizes.sum(0), sizes > 0
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = sums.sum(0) / total
-        mean = np.where(total > 0, mean, np.nan)
+        mean = np.where(total > 0, sums.sum(0) / total, np.nan)
+        values = np.where(some, sums / sizes, np.nan)
         residual = np.where(some, sums - mean * sizes, 0.0)
         if strata is None:
             share = np.minimum(sizes / total, 1 - 1e-9)
@@ -60,13 +77,11 @@ def design_of(
             degrees = total**2 / ((sizes**2).sum(0) + others / total**2)
         else:
             parts, degrees = _within(residual, some, _strata(strata, of, names), total)
-    values = np.where(some, sums, np.nan)
-    units = some.sum(0)
-    return Design(x, mean, values, sizes, parts, degrees, known.sum(0), units)
+    return Design(x, mean, values, sizes, parts, degrees, known.sum(0), some.sum(0))
 
 
 def _within(
-    residual: Floats, some: NDArray[np.bool_], strata: NDArray[np.generic], total: Floats
+    residual: Floats, some: NDArray[np.bool_], strata: Labels, total: Floats
 ) -> tuple[Floats, Floats]:
     """Contributions of units less their stratum's mean, and the degrees of freedom."""
     _, of = _labels(strata, len(residual), "strata")
@@ -76,8 +91,7 @@ def _within(
             "a stratum has a single unit, so it has no variance; join strata, or leave out strata=",
             code="stratum-too-small",
         )
-    mean = _grouped(residual, of) / sizes
-    stretch = np.sqrt(sizes / (sizes - 1))
+    mean, stretch = _grouped(residual, of) / sizes, np.sqrt(sizes / (sizes - 1))
     parts = np.where(some, (residual - mean[of]) * stretch[of] / total, 0.0)
     return parts, some.sum(0) - (sizes > 0).sum(0).astype(float)
 
@@ -104,14 +118,8 @@ def intraclass(samples: ArrayLike, cluster: ArrayLike) -> Floats:
     return np.where(defined, share, np.nan)
 
 
-def explained(samples: ArrayLike, label: ArrayLike) -> float:
-    """The median, over columns, of the intraclass correlation of a label; nan if undefined."""
-    shares = intraclass(samples, label)
-    shares = shares[~np.isnan(shares)]
-    return float(np.median(shares)) if len(shares) else float("nan")
-
-
-def _labels(labels: ArrayLike, n: int, what: str) -> tuple[NDArray[np.generic], NDArray[np.intp]]:
+def _labels(labels: ArrayLike, n: int, what: str) -> tuple[Labels, NDArray[np.intp]]:
+    """The distinct labels, and the number of each prompt's."""
     names = np.asarray(labels)
     if names.shape != (n,):
         raise InputError(
@@ -123,9 +131,7 @@ def _labels(labels: ArrayLike, n: int, what: str) -> tuple[NDArray[np.generic], 
     return groups, of.reshape(-1)
 
 
-def _strata(
-    strata: ArrayLike, of: NDArray[np.intp], units: NDArray[np.generic]
-) -> NDArray[np.generic]:
+def _strata(strata: ArrayLike, of: NDArray[np.intp], units: Labels) -> Labels:
     """The stratum of each unit; a unit in several strata is an error."""
     names, which = _labels(strata, len(of), "strata")
     table = np.zeros((of.max(initial=-1) + 1, len(names)), dtype=bool)
@@ -141,10 +147,10 @@ def _strata(
 
 
 def _grouped(x: Floats, of: NDArray[np.intp]) -> Floats:
-    if len(of) == of.max(initial=-1) + 1:  # every prompt is its own group
-        ordered = np.empty_like(x)
-        ordered[of] = x
-        return ordered
+    """Sums over the prompts of each group."""
     sums = np.zeros((of.max(initial=-1) + 1, x.shape[1]))
-    np.add.at(sums, of, x)
+    if len(of) == len(sums):  # every prompt is its own group
+        sums[of] = x
+    else:
+        np.add.at(sums, of, x)
     return sums

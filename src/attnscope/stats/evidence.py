@@ -1,15 +1,17 @@
 """Reads the quantities of a claim from the table of values, one value per prompt and row."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import polars as pl
 
 from attnscope.measures.registry import COLUMNS
-from attnscope.spec.claims import Line, Quantity, Scope
+from attnscope.spec.claims import Claim, Line, Quantity, Scope
+from attnscope.spec.experiment import Experiment
 from attnscope.stats import tables
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.tables import Matrix, matrix, ranges
+from attnscope.stats.tables import Matrix, Values, matrix, ranges
 
 
 class NotMeasuredError(Exception):
@@ -21,16 +23,108 @@ class UndecidableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Binding:
+    """The names behind `model=` and `condition=` of a claim."""
+
+    model: str | None
+    """The model of quantities that name none."""
+    models: Mapping[str, str]
+    conditions: Mapping[str, str]
+
+    def model_of(self, quantity: Quantity) -> str:
+        """The label of its model."""
+        name = quantity.model or self.model or ""
+        return self.models.get(name, name)
+
+    def condition_of(self, quantity: Quantity) -> str:
+        """The name of its condition."""
+        return self.conditions[quantity.selector]
+
+    def names_of(self, quantity: Quantity) -> tuple[str, str]:
+        """Model (if the claim names one) and condition, for sentences."""
+        return self.model_of(quantity) if quantity.model else "", self.condition_of(quantity)
+
+
+@dataclass(frozen=True, slots=True)
 class RunContents:
     """What a run contains, and its resampling units."""
 
     models: list[str]
     conditions: list[str]
-    insertions: Mapping[str, str | None]
-    """The kind of insertion of each condition; None for the base. Empty if unknown."""
     tables: Mapping[str, pl.DataFrame]
     """The rows of each measure."""
     sources: ResamplingUnits
+    insertions: Mapping[str, str | None] = field(default_factory=dict)
+    """The kind of insertion of each condition; None for the base. Empty if unknown."""
+    pair: tuple[str, str] | None = None
+    """The models `a` and `b`."""
+
+    @classmethod
+    def of(
+        cls,
+        values: Values,
+        measures: Iterable[str],
+        sources: ResamplingUnits,
+        experiment: Experiment | None,
+        pair: tuple[str, str] | None,
+    ) -> "RunContents":
+        """The contents of a table of values; names in the order of the experiment."""
+        lazy = values.lazy()
+        rows = lazy.filter(pl.col("measure").is_in(sorted(measures))).collect()
+        conditions = experiment.conditions if experiment else {}
+
+        def present(what: str, first: Iterable[str]) -> list[str]:
+            names = lazy.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
+            return sorted(names, key=[*first, *names].index)
+
+        return cls(
+            present("model", experiment.models if experiment else ()),
+            present("condition", conditions),
+            {str(part["measure"][0]): part for part in rows.partition_by("measure")},
+            sources,
+            {name: condition.kind for name, condition in conditions.items()},
+            pair,
+        )
+
+    def bindings(self, claim: Claim) -> list[Binding]:
+        """Every model, and every assignment of the run's conditions to the claim's selectors."""
+        for measure in claim.measures:
+            if measure not in self.tables:
+                raise _missing(measure)
+        quantities = [quantity for line in claim.lines for quantity in line.quantities]
+        models = self._models([q.model for q in quantities if q.model is not None])
+        named = all(quantity.model is not None for quantity in quantities)
+        selectors = list(dict.fromkeys(quantity.selector for quantity in quantities))
+        ways = itertools.product(*(self.matching(selector) for selector in selectors))
+        bound = [dict(zip(selectors, way, strict=True)) for way in ways]
+        # Two sides with two selectors are two conditions.
+        pairs = [(line.left.selector, line.right.selector) for line in claim.lines if line.right]
+        good = [way for way in bound if all(a == b or way[a] != way[b] for a, b in pairs)]
+        if not good:
+            raise NotMeasuredError(
+                f"the claim compares two conditions, and this run has only one that matches "
+                f"{' and '.join(selectors)}; add another to the experiment's conditions"
+            )
+        alone = [None] if named else self.models
+        return [Binding(model, models, way) for model, way in itertools.product(alone, good)]
+
+    def _models(self, named: list[str]) -> dict[str, str]:
+        """The labels behind `a` and `b`; a name that is no model of the run is an error."""
+        models: dict[str, str] = {}
+        if {"a", "b"} & set(named) - set(self.models):
+            two = self.pair or tuple(self.models)
+            if len(two) != 2:
+                raise NotMeasuredError(
+                    f"the claim compares two models, and this run has {len(two)}: "
+                    f"{', '.join(two)}; choose two with `pair`, or add models to the experiment"
+                )
+            models = {"a": two[0], "b": two[1]}
+        for name in [*(models.get(name, name) for name in named), *models.values()]:
+            if name not in self.models:
+                raise NotMeasuredError(
+                    f"no model {name!r} in this run; it has {', '.join(self.models)}"
+                )
+        return models
 
     def matching(self, selector: str) -> list[str]:
         """The conditions that a selector matches; none is an error."""
@@ -55,26 +149,7 @@ class RunContents:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """The names behind `model=` and `condition=` of a claim."""
-
-    model: str | None
-    """The model of quantities that name none."""
-    models: Mapping[str, str]
-    conditions: Mapping[str, str]
-
-    def model_of(self, quantity: Quantity) -> str:
-        """The label of its model."""
-        name = quantity.model or self.model or ""
-        return self.models.get(name, name)
-
-    def condition_of(self, quantity: Quantity) -> str:
-        """The name of its condition."""
-        return self.conditions[quantity.selector]
-
-
-def missing(measure: str) -> NotMeasuredError:
+def _missing(measure: str) -> NotMeasuredError:
     """The error for a measure that a run does not have; names what to add."""
     declared = COLUMNS[measure]
     also = ", with a condition that has an insertion" if declared.compares_to_base else ""
@@ -83,8 +158,24 @@ def missing(measure: str) -> NotMeasuredError:
     )
 
 
-def sides(line: Line, contents: RunContents, binding: Binding) -> tuple[Matrix | None, Matrix]:
-    """The right and the left side of a line: the same prompts, layers and heads."""
+def read_claim(
+    claim: Claim, contents: RunContents, binding: Binding
+) -> list[tuple[Matrix | None, Matrix]]:
+    """The right and the left side of each line: the same prompts, layers and heads."""
+    samples = [_sides(line, contents, binding) for line in claim.lines]
+    columns = [b.columns for _, b in samples]
+    if claim.lines[0].scope.kind == "each" and not all(columns[0].equals(one) for one in columns):
+        raise UndecidableError("the lines do not have the same layers; write 'in each of layers …'")
+    for line in claim.lines:
+        if line.cluster not in (None, *contents.sources.names):
+            known = ", ".join(contents.sources.names) or "none"
+            raise NotMeasuredError(
+                f"the prompts have no metadata column {line.cluster!r}; they have: {known}"
+            )
+    return samples
+
+
+def _sides(line: Line, contents: RunContents, binding: Binding) -> tuple[Matrix | None, Matrix]:
     b = _values(line.left, line.scope, contents, binding)
     if line.right is None:
         return None, b

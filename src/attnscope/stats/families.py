@@ -4,9 +4,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from attnscope.stats import arrays
-from attnscope.stats.arrays import Floats, blocks
-from attnscope.stats.means import Contrast
+from attnscope.stats.clusters import Floats
+from attnscope.stats.means import MINIMUM, Contrast
+
+HELD = 2**23
+"""Resampled numbers in memory at a time (64 MiB)."""
 
 
 def false_discovery(p: ArrayLike, family: ArrayLike) -> Floats:
@@ -36,17 +38,20 @@ def romano_wolf(
 ) -> Floats:
     """Family-wise p of `b - a` in each column: the step-down maximum of bootstrapped t (Romano and
     Wolf 2005), for either sign. Heads whose prompts show no tail borrow it from the others of their
-    family, and similar heads count less. Two independent groups: Holm."""
+    family, and similar heads count less. Holm for independent groups, and where most prompts share
+    one value."""
     tested = contrast.at(1.0)
     p, family = tested.two_sided(), np.asarray(family)
     adjusted = np.full(p.shape, np.nan)
+    counted = tested.counted | (tested.error == 0)
     rows = len(contrast.second.parts)
     weights = np.random.default_rng(seed).multinomial(rows, np.full(rows, 1 / rows), resamples)
     for number in np.unique(family):
-        some = np.flatnonzero((family == number) & ~np.isnan(p) & (tested.error > 0))
-        if not contrast.paired:
+        some = np.flatnonzero((family == number) & ~np.isnan(p))
+        if not contrast.paired or (counted & (p < 1))[some].any():  # columns that have no t
             adjusted[some] = holm(p[some])
             continue
+        some = some[~counted[some]]
         parts = contrast.second.parts[:, some] - contrast.first.parts[:, some]
         n = np.maximum((contrast.second.sizes[:, some] > 0).sum(0), 2)
         adjusted[some] = _steps(tested.estimate[some] / tested.error[some], parts, n, weights)
@@ -57,9 +62,10 @@ def _steps(t: Floats, parts: Floats, n: NDArray[np.int64], weights: NDArray[np.i
     """Step-down p of each t from the largest and the smallest of resampled t."""
     parts = np.where(parts == 0, 0.0, parts - parts.sum(0) / n)
     sides = [(1, np.argsort(-t)), (-1, np.argsort(t))]
-    counts, done = np.zeros((2, len(t))), 0
-    for size in blocks(len(weights), max(1, arrays.HELD // max(len(t), 1))):
-        drawn, done = weights[done : done + size].astype(float), done + size
+    counts = np.zeros((2, len(t)))
+    size = max(1, HELD // max(len(t), 1))
+    for done in range(0, len(weights), size):
+        drawn = weights[done : done + size].astype(float)
         mean = drawn @ parts
         error = np.sqrt(np.maximum(drawn @ parts**2 - mean**2 / n, 1e-300))
         sampled = mean * np.sqrt((n - 1) / n) / error
@@ -83,4 +89,4 @@ def at_least(p: ArrayLike, alpha: float) -> int:
 
 def prompts_for(heads: int, needed: int, alpha: float) -> int:
     """The smallest number of prompts with which so many of these heads can be shown."""
-    return max(6, int(np.ceil(np.log2(max(heads - needed + 1, 1) / alpha))))
+    return max(MINIMUM, int(np.ceil(np.log2(max(heads - needed + 1, 1) / alpha))))

@@ -20,15 +20,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from attnscope.errors import InputError
 from attnscope.measures.measure import ANY
-from attnscope.stats.arrays import Floats, as_columns, two_samples
-from attnscope.stats.clusters import Design, design_of
+from attnscope.stats.clusters import Design, Floats, as_columns, design_of
 
 MINIMUM = 6
 """Minimum number of units: with 5 equal signs, the smallest two-sided p is 2 / 32 = 0.0625."""
-STEPS = 16
-Ends = tuple[float | Floats, float | Floats]
-HALVINGS = 40
+SKEWED = 0.3
+"""A quantity is called skewed if the skewness of its mean is larger."""
+SKEW_NOTE = "skewed across prompts: use more prompts or medians"
+STEPS, HALVINGS = 16, 24
+"""The end of a ratio's interval is looked for at so many angles, then halved so often."""
+Number = float | Floats
+Ends = tuple[Number, Number]
+"""The possible values of a sample: of all columns, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +45,6 @@ class Contrast:
     paired: bool = True
     range_a: Ends = ANY
     range_b: Ends = ANY
-    """Possible values of each side: of all columns, or one for each."""
-
-    @property
-    def mean_a(self) -> Floats:
-        """Means of the first sample."""
-        return self.first.mean
-
-    @property
-    def mean_b(self) -> Floats:
-        """Means of the second sample."""
-        return self.second.mean
 
     @property
     def units(self) -> NDArray[np.int64]:
@@ -58,118 +52,84 @@ class Contrast:
         n = self.second.units
         return n if self.paired else np.minimum(n, self.first.units)
 
-    def at(self, c: float | Floats, d: float | Floats = 0.0) -> Tested:
-        """The test of `b - c * a - d`."""
-        return self._along(1.0, c, d)
+    def at(self, c: Number, d: Number = 0.0, u: Number = 1.0) -> Tested:
+        """The test of `u * b - c * a - d`."""
+        informative, common = self._informative(c, u)
+        counts = (self.units, informative, common - d)
+        return Tested(*self._moments(c, d, u), *counts, *self._range(c, d, u))
 
-    def _along(self, u: float | Floats, v: float | Floats, d: float | Floats) -> Tested:
-        """The test of `u * b - v * a - d`."""
+    def _moments(self, c: Number, d: Number, u: Number) -> tuple[Floats, Floats, Floats, Floats]:
+        """Estimate, standard error, skewness and degrees of freedom."""
         a, b = self.first, self.second
-        estimate = u * b.mean - v * a.mean - d
+        estimate = u * b.mean - c * a.mean - d
         if self.paired:
-            parts = u * b.parts - v * a.parts
+            parts, degrees = u * b.parts - c * a.parts, b.degrees
         else:
-            parts = np.concatenate([u * b.parts, -v * a.parts])
-        scale = np.abs(u * b.mean) + np.abs(v * a.mean) + np.abs(d)
-        error = np.sqrt((parts**2).sum(0))
+            parts = np.concatenate([u * b.parts, -c * a.parts])
+            of_a, of_b = ((k**2 * (s.parts**2).sum(0)) for k, s in ((c, a), (u, b)))
+        scale = np.abs(u * b.mean) + np.abs(c * a.mean) + np.abs(d)
+        squares = parts * parts
+        error = np.sqrt(squares.sum(0))
         error = np.where(error > 1e-12 * scale, error, 0.0)  # equal values up to rounding
         with np.errstate(invalid="ignore", divide="ignore"):
-            third = np.where(error > 0, (parts**3).sum(0) / error**3, 0.0)
-        skew = third * _small(self.units)
-        return Tested(estimate, error, skew, self.degrees(u, v), *self._common(u, v, d))
+            third = np.where(error > 0, np.einsum("ij,ij->j", squares, parts) / error**3, 0.0)
+            if not self.paired:  # Welch
+                degrees = (of_a + of_b) ** 2 / (of_a**2 / a.degrees + of_b**2 / b.degrees)
+        n = np.maximum(self.units, 3).astype(float)
+        return estimate, error, third * np.sqrt(n * (n - 1)) / (n - 2), degrees
 
-    def degrees(self, u: float | Floats, v: float | Floats) -> Floats:
-        """Degrees of freedom of `u * b - v * a`; of two independent groups Welch's."""
+    def _informative(self, c: Number, u: Number) -> tuple[NDArray[np.int64], Floats]:
+        """Informative units, and the most common value (only of single prompts)."""
         a, b = self.first, self.second
         if self.paired:
-            return b.degrees
-        of_a, of_b = v**2 * (a.parts**2).sum(0), u**2 * (b.parts**2).sum(0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray((of_a + of_b) ** 2 / (of_a**2 / a.degrees + of_b**2 / b.degrees))
+            n, common = _informative(u * b.values - c * a.values)
+            return n, np.where((b.sizes <= 1).all(0), common, np.nan)
+        n = np.minimum(_informative(a.values)[0], _informative(b.values)[0])
+        return n, np.full(n.shape, np.nan)
 
-    def _common(
-        self, u: float | Floats, v: float | Floats, d: float | Floats
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats, Floats, Floats]:
-        """Units, informative units, the most common value, and the possible range."""
-        a, b = self.first, self.second
-        (low_a, high_a), (low_b, high_b) = self.range_a, self.range_b
-        one = np.ones(len(b.mean))
+    def _range(self, c: Number, d: Number, u: Number) -> tuple[Floats, Floats]:
+        """The possible range of `u * b - c * a - d`."""
+        one = np.ones(len(self.second.mean))
         with np.errstate(invalid="ignore"):
-            of_a = [one * (v * end) if np.any(v) else 0.0 * one for end in (low_a, high_a)]
-            low = one * (u * low_b) - d - np.maximum(of_a[0], of_a[1])
-            high = one * (u * high_b) - d - np.minimum(of_a[0], of_a[1])
-        if not self.paired:
-            informative = np.minimum(_informative(a.sums)[0], _informative(b.sums)[0])
-            return self.units, informative, np.nan * one, low, high
-        informative, common = _informative(u * b.sums - v * a.sums - d * b.sizes)
-        single = (b.sizes <= 1).all(0)
-        return b.units, informative, np.where(single, common, np.nan), low, high
+            of_a = [one * (c * end) if np.any(c) else 0.0 * one for end in self.range_a]
+            low = one * (u * self.range_b[0]) - d - np.maximum(*of_a)
+            high = one * (u * self.range_b[1]) - d - np.minimum(*of_a)
+        return low, high
 
-    def interval(
-        self, c: float = 1.0, d: float = 0.0, level: float = 0.95
-    ) -> tuple[Floats, Floats]:
-        """The interval of the mean of `b - c * a - d`; nan if there is none."""
-        return self.at(c, d).interval(level)
+    def ratio(self, level: float = 0.95) -> tuple[Floats, Floats, Floats]:
+        """The ratio of the means, b / a, with its interval: every c for which the test of
+        `b - c * a` does not reject. An end is infinite if no c on that side is rejected. nan if
+        the mean of a is not above 0."""
+        mean_a = self.first.mean
+        with np.errstate(invalid="ignore"):
+            centre = np.arctan2(self.second.mean, np.where(mean_a > 0, mean_a, np.nan))
+        tested = self.at(np.sin(centre), 0.0, np.cos(centre))
+        # Of two quantities that are never below 0, no ratio is below 0.
+        positive = np.minimum(self.range_a[0], self.range_b[0]) >= 0
+        decided, tail = tested.decides(1 - level) & (tested.error > 0), (1 - level) / 2
+        low = self._end(centre, np.where(positive, 0.0, -np.pi / 2), tail)
+        high = self._end(centre, np.full_like(centre, np.pi / 2), tail)
+        low = np.where(positive & np.isinf(low), 0.0, low)
+        return np.tan(centre), np.where(decided, low, np.nan), np.where(decided, high, np.nan)
 
-    def ratio(self, d: float = 0.0, level: float = 0.95) -> tuple[Floats, Floats, Floats]:
-        """(b - d) / a as a ratio of means, with its interval: every c for which the test of
-        `b - c * a - d` does not reject. An end is infinite if no c on that side is rejected.
-        nan if the mean of a is not above 0."""
-        centre = np.arctan2(self.mean_b - d, np.where(self.mean_a > 0, self.mean_a, np.nan))
-        tested = self._along(np.cos(centre), np.sin(centre), np.cos(centre) * d)
-        turned = _Turned(self, centre, d)
-        low, high = (turned.end(side, (1 - level) / 2) for side in (-np.pi / 2, np.pi / 2))
-        positive = np.minimum(self.range_a[0], self.range_b[0] - d) >= 0
-        low = np.where(positive, np.maximum(low, 0.0), low)
-        decided = tested.decides(1 - level) & (tested.error > 0)
-        low, high = (np.where(decided, end, np.nan) for end in (low, high))
-        return np.tan(centre), low, high
+    def _end(self, centre: Floats, most: Floats, tail: float) -> Floats:
+        """The last c, from the ratio to `most`, that is not rejected; infinite if `most` is not.
+        Angles of c are searched, because a ratio may be unbounded."""
+        sign = np.where(most > centre, -1, 1)
 
+        def rejected(angle: Floats) -> NDArray[np.bool_]:
+            moments = self._moments(np.sin(angle), 0.0, np.cos(angle))
+            return _tail(*moments, sign) < tail
 
-class _Turned:
-    """The contrast `cos(angle) * (b - d) - sin(angle) * a` for many angles, from sums of products
-    of the contrast at `centre`, where its mean is 0, and the one at a right angle to it."""
-
-    def __init__(self, contrast: Contrast, centre: Floats, d: float):
-        cos, sin = np.cos(centre), np.sin(centre)
-        a, b = contrast.first, contrast.second
-        parts_a, parts_b = a.parts, b.parts
-        if not contrast.paired:
-            parts_a = np.concatenate([0 * b.parts, a.parts])
-            parts_b = np.concatenate([b.parts, 0 * a.parts])
-        x, y = cos * parts_b - sin * parts_a, sin * parts_b + cos * parts_a
-        self.contrast, self.centre = contrast, centre
-        self.mean = sin * (b.mean - d) + cos * a.mean
-        self.second = [(x**2).sum(0), -2 * (x * y).sum(0), (y**2).sum(0)]
-        self.third = [(x**3).sum(0), -3 * (x * x * y).sum(0), 3 * (x * y * y).sum(0)]
-        self.third.append(-(y**3).sum(0))
-
-    def end(self, most: float, tail: float) -> Floats:
-        """The last angle towards `most` that is not rejected, as c; infinite if none is."""
-        inside, outside = self.centre, np.full_like(self.centre, most)
-        past = np.zeros(self.centre.shape, dtype=bool)
-        for step in range(1, STEPS + 1):
-            angle = self.centre + (most - self.centre) * step / STEPS
-            hit = ~past & self._rejected(angle, most, tail)
-            outside, past = np.where(hit, angle, outside), past | hit
-            inside = np.where(past, inside, angle)
+        step, last = (most - centre) / STEPS, np.zeros(centre.shape)
+        for number in range(1, STEPS + 1):  # the set may have gaps: its outermost angle counts
+            last = np.where(rejected(centre + number * step), last, number)
+        inside, outside = centre + last * step, centre + np.minimum(last + 1, STEPS) * step
         for _ in range(HALVINGS):
             middle = (inside + outside) / 2
-            out = self._rejected(middle, most, tail)
+            out = rejected(middle)
             inside, outside = np.where(out, inside, middle), np.where(out, middle, outside)
-        return np.where(past, np.tan(inside), np.sign(most) * np.inf)
-
-    def _rejected(self, angle: Floats, most: float, tail: float) -> NDArray[np.bool_]:
-        u, v = np.cos(angle - self.centre), np.sin(angle - self.centre)
-        variance = sum(s * u ** (2 - k) * v**k for k, s in enumerate(self.second))
-        cubes = sum(s * u ** (3 - k) * v**k for k, s in enumerate(self.third))
-        degrees = self.contrast.degrees(np.cos(angle), np.sin(angle))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.sqrt(np.maximum(variance, 0.0))
-            t = -v * self.mean / error
-            skew = cubes / error**3 * _small(self.contrast.units)
-            toward = np.minimum(*(-np.sign(most) * one for one in (t, _forth(t, skew))))
-        return np.asarray(stats.t.sf(toward, degrees) < tail)
+        return np.where(last == STEPS, -sign * np.inf, np.tan(inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +175,8 @@ class Tested:
 
     def _tail(self, sign: int) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            t = np.where(self.error > 0, self.estimate / self.error, np.nan)
-            both = np.minimum(sign * t, sign * _forth(t, self.skew))
-            p = np.maximum(stats.t.sf(both, self.degrees), 2.0 ** (-self.informative))
+            p = _tail(self.estimate, self.error, self.skew, self.degrees, sign)
+            p = np.maximum(p, 2.0 ** (-self.informative))
             # Whatever their distribution, the others are at most a share of the population.
             end, reach = (self.low, self.common) if sign > 0 else (-self.high, -self.common)
             share = np.clip(reach / (reach - end), 0, 1)
@@ -252,7 +211,7 @@ def paired(
 ) -> Contrast:
     """The contrast of two samples of the same prompts. A prompt without a value on one side does
     not count in that column."""
-    first, second = two_samples(a, b)
+    first, second = _two_samples(a, b)
     both = ~np.isnan(first) & ~np.isnan(second)
     one, other = (design_of(np.where(both, x, np.nan), cluster, strata) for x in (first, second))
     return Contrast(one, other, range_a=ranges[0], range_b=ranges[1])
@@ -266,7 +225,7 @@ def unpaired(
     ranges: tuple[Ends, Ends] = (ANY, ANY),
 ) -> Contrast:
     """The contrast of two independent samples (Welch)."""
-    first, second = two_samples(a, b)
+    first, second = _two_samples(a, b)
     one = design_of(first, clusters[0], strata[0])
     other = design_of(second, clusters[1], strata[1])
     return Contrast(one, other, paired=False, range_a=ranges[0], range_b=ranges[1])
@@ -280,13 +239,13 @@ def one_sample(
 ) -> Tested:
     """The test of the mean of one sample against 0; `interval` gives that of the mean."""
     second = design_of(as_columns(x), cluster, strata)
-    nothing = replace(second, mean=0 * second.mean, parts=0 * second.parts, sums=0 * second.sums)
-    return Contrast(nothing, second, range_b=within).at(0.0)
+    zero = replace(second, mean=0 * second.mean, parts=0 * second.parts, values=0 * second.values)
+    return Contrast(zero, second, range_b=within).at(0.0)
 
 
 def detectable(n: int, tests: int = 1) -> float:
     """The difference, in standard deviations of the prompts, that n prompts find four times in
-    five, in each of so many tests corrected together."""
+    five, in each of so many tests corrected together; nan if n prompts can find none."""
     if n < MINIMUM or 2.0 ** (1 - n) > 0.05 / tests:
         return float("nan")
     reach = stats.t.isf(0.025 / tests, n - 1) + stats.t.isf(0.2, n - 1)
@@ -297,17 +256,29 @@ def effect_of(contrast: Contrast) -> Floats:
     """The difference in standard deviations (paired: of the differences; else the pooled one),
     with Hedges' correction for few prompts."""
     a, b = contrast.first, contrast.second
-    if contrast.paired:
-        spread, degrees = (b.x - a.x), np.maximum(b.prompts - 1, 1)
-        squares = np.nansum((spread - (b.mean - a.mean)) ** 2, 0)
-    else:
-        degrees = np.maximum(a.prompts + b.prompts - 2, 1)
-        squares = sum(np.nansum((side.x - side.mean) ** 2, 0) for side in (a, b))
+    samples = [b.x - a.x] if contrast.paired else [a.x, b.x]
+    means = [b.mean - a.mean] if contrast.paired else [a.mean, b.mean]
+    degrees = sum((~np.isnan(x)).sum(0) for x in samples) - len(samples)
+    degrees = np.maximum(degrees, 1)
+    squares = sum(np.nansum((x - mean) ** 2, 0) for x, mean in zip(samples, means, strict=True))
     deviation = np.sqrt(squares / degrees)
-    scale = np.abs(a.mean) + np.abs(b.mean)
     with np.errstate(invalid="ignore", divide="ignore"):
-        effect = np.where(deviation > 1e-12 * scale, (b.mean - a.mean) / deviation, np.nan)
+        varies = deviation > 1e-12 * (np.abs(a.mean) + np.abs(b.mean))
+        effect = np.where(varies, (b.mean - a.mean) / deviation, np.nan)
     return np.asarray(effect * (1 - 3 / (4 * degrees - 1)))
+
+
+def _two_samples(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
+    """Two samples of the same columns."""
+    first, second = as_columns(a), as_columns(b)
+    if first.shape[1] != second.shape[1]:
+        raise InputError(
+            "two samples need the same number of columns; got "
+            f"{first.shape[1]} and {second.shape[1]}",
+            code="bad-shape",
+            columns=(first.shape[1], second.shape[1]),
+        )
+    return first, second
 
 
 def _informative(values: Floats) -> tuple[NDArray[np.int64], Floats]:
@@ -324,19 +295,19 @@ def _informative(values: Floats) -> tuple[NDArray[np.int64], Floats]:
     return np.where(most, n - same, n), np.where(most, middle, np.nan)
 
 
-def _small(units: NDArray[np.int64]) -> Floats:
-    """Factor of the skewness estimate for small samples."""
-    n = np.maximum(units, 3).astype(float)
-    return np.asarray(np.sqrt(n * (n - 1)) / (n - 2))
-
-
-def _forth(t: Floats, skew: Floats) -> Floats:
-    """Hall's monotone cubic transformation, which makes a skewed t nearly symmetric."""
-    return np.asarray(t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6)
+def _tail(
+    estimate: Floats, error: Floats, skew: Floats, degrees: Floats, sign: int | NDArray[np.int64]
+) -> Floats:
+    """One-sided p of Student's t and of t with Hall's monotone cubic transformation, which makes a
+    skewed t nearly symmetric: the larger of the two."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        t = np.where(error > 0, estimate / error, np.nan)
+        hall = t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6
+        return np.asarray(stats.t.sf(np.minimum(sign * t, sign * hall), degrees))
 
 
 def _back(y: Floats, skew: Floats) -> Floats:
-    """The inverse of `_forth`."""
+    """The inverse of Hall's transformation."""
     some = np.abs(skew) > 1e-6
     safe = np.where(some, skew, 1.0)
     cubic = 3 / safe * (np.cbrt(1 + safe * (y - safe / 6)) - 1)

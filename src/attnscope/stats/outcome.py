@@ -7,28 +7,35 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.spec.claims import Line, Quantity
+from attnscope.stats.clusters import Floats
 from attnscope.stats.families import at_least, prompts_for
-from attnscope.stats.means import MINIMUM, Contrast, Tested, paired
+from attnscope.stats.means import MINIMUM, SKEW_NOTE, SKEWED, Contrast, Tested, paired
 from attnscope.stats.tables import Matrix, possible
 
 WORDS = ("holds", "smaller than claimed", "opposite", "open", "cannot tell")
 """The interval lies wholly at or beyond what is needed; wholly short of it; wholly on the other
-side of none (of a fixed number or range: outside it); it contains what is needed; there is none."""
+side of none (of a fixed number or range: outside it); it contains what is needed; there is none.
+A number of heads or layers is never opposite."""
+HOLDS, SMALLER, OPPOSITE, OPEN, CANNOT_TELL = WORDS
+ALPHA = 0.05
+"""All intervals of a claim hold together at the level 1 - ALPHA."""
 ONE_IN = 10
 """A row does not count if more than one in so many of its prompts have no value."""
 NAMED = 10
 """The largest number of supporting heads that are named."""
+COUNTS = ("heads", "layers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One line on one row: a layer, the mean over layers, or all heads together."""
 
     kind: str
     """What `estimate` is: "ratio", "difference", "value", "heads" or "layers"."""
-    word: str
+    word: str = CANNOT_TELL
     before: float | None = None
     after: float | None = None
     estimate: float | None = None
@@ -59,18 +66,24 @@ def decide(line: Line, b: Matrix, contrast: Contrast, alpha: float) -> list[Resu
     """One result per row, or one for all heads or layers; `alpha` is what the line may use."""
     missing = len(b.x) - contrast.second.prompts
     spoilt = missing * ONE_IN > len(b.x)
-    if line.scope.kind in ("heads", "layers"):
+    if line.scope.kind in COUNTS:
         return [_count(line, b, contrast, alpha, spoilt)]
-    rows = []
-    for at in range(b.columns.height):
-        result = _row(line, _column(contrast, at), alpha)
+    rows = _rows(line, contrast, alpha)
+    for at, result in enumerate(rows):
+        note = f"no value in {missing[at]} of {len(b.x)} prompts"
         if spoilt[at]:
-            note = f"no value in {missing[at]} of {len(b.x)} prompts, more than 1 in {ONE_IN}"
-            result = replace(result, word=WORDS[4], low=None, high=None, p=None, note=note)
+            nothing: dict[str, Any] = {"word": CANNOT_TELL, "low": None, "high": None, "p": None}
+            rows[at] = replace(result, note=f"{note}, more than 1 in {ONE_IN}", **nothing)
         elif missing[at]:
-            result = replace(result, note=f"no value in {missing[at]} of {len(b.x)} prompts")
-        rows.append(result)
+            rows[at] = replace(result, note="; ".join(filter(None, (note, result.note))))
     return rows
+
+
+def none_of(line: Line, kind: str) -> float | None:
+    """The value of no difference, if there is one."""
+    if kind == "ratio":
+        return 1.0
+    return 0.0 if kind == "difference" and line.factor == 1 else None
 
 
 def word_of(
@@ -79,117 +92,128 @@ def word_of(
     """The word for an interval; `none` is the value of no difference, if there is one."""
     if len(needed) == 2:
         if low >= needed[0] and high <= needed[1]:
-            return WORDS[0]
-        return WORDS[2] if low > needed[1] or high < needed[0] else WORDS[3]
-    sign = 1 if line.relation == "more" else -1
+            return HOLDS
+        return OPPOSITE if low > needed[1] or high < needed[0] else OPEN
+    sign = 1 if line.relation == "more" or line.scope.kind in COUNTS else -1
     near, far = sorted((sign * low, sign * high))
     bound = sign * needed[0]
-    if near >= bound:
-        return WORDS[0]
-    if far >= bound:
-        return WORDS[3]
-    return WORDS[2] if none is None or far < sign * none else WORDS[1]
+    if near >= bound or far >= bound:
+        return HOLDS if near >= bound else OPEN
+    if line.scope.kind in COUNTS:
+        return SMALLER
+    return OPPOSITE if none is None or far < sign * none else SMALLER
 
 
-def _row(line: Line, contrast: Contrast, alpha: float) -> Result:
-    """The result of one column."""
-    needed: tuple[float, ...] = line.bounds or (
-        line.factor if line.right and not line.offset else line.offset,
+def _rows(line: Line, contrast: Contrast, alpha: float) -> list[Result]:
+    """The results of all columns: ratios of means where both sides are quantities, else means."""
+    right = line.right is not None
+    factor = line.factor if right else 0.0
+    limits = line.bounds or ((line.factor,) if right and not line.offset else (line.offset,))
+    ways = {}
+    if right and not line.offset:
+        tests = [contrast.at(c) for c in limits]
+        ways["ratio"] = limits, contrast.ratio(1 - alpha), tests
+    if not ways or (line.bounds is None and (contrast.first.mean <= 0).any()):
+        # Without a mean above 0 there is no ratio, but `b - c * a` against 0 is the same claim.
+        limits = (0.0,) if ways else limits
+        tests = [contrast.at(factor, d) for d in limits]
+        mean = contrast.at(factor)
+        kind = "difference" if right else "value"
+        ways[kind] = limits, (mean.estimate, *mean.interval(1 - alpha)), tests
+    first, *others = ways
+    results = []
+    for at, mean_a in enumerate(contrast.first.mean):
+        kind = others[0] if others and mean_a <= 0 else first
+        limits, ends, tests = ways[kind]
+        result = Result(
+            kind=kind,
+            needed=limits,
+            before=float(mean_a) if right else None,
+            after=float(contrast.second.mean[at]),
+            n=int(contrast.second.prompts[at]),
+            units=int(contrast.units[at]),
+        )
+        results.append(_decided(line, result, [float(end[at]) for end in ends], tests, at, alpha))
+    return results
+
+
+def _decided(
+    line: Line, result: Result, ends: list[float], tests: list[Tested], at: int, alpha: float
+) -> Result:
+    """A result with its interval, p and word, or why there is none. The set of ratios that are not
+    rejected may have gaps; then the interval and p are those of the whole range."""
+    estimate, low, high = ends
+    p = _p([(float(test.more()[at]), float(test.less()[at])) for test in tests])
+    if np.isnan([low, high, p]).any():
+        shown = None if np.isnan(estimate) else estimate
+        return replace(result, estimate=shown, note=_why(tests[0], at, alpha))
+    for limit, test in zip(result.needed, tests, strict=True):
+        if test.two_sided()[at] > alpha:
+            low, high = min(low, limit), max(high, limit)
+    word = word_of(line, low, high, result.needed, none_of(line, result.kind))
+    p = max(p, alpha) if word == OPEN else p
+    return replace(
+        result,
+        word=word,
+        estimate=estimate,
+        low=low,
+        high=high,
+        p=min(1.0, p * ALPHA / alpha),
+        note=SKEW_NOTE if abs(tests[0].skew[at]) > SKEWED else "",
     )
-    mean_a, mean_b = float(contrast.mean_a[0]), float(contrast.mean_b[0])
-    factor, none = 0.0 if line.right is None else line.factor, None
-    if line.right is not None and not line.offset and mean_a > 0:
-        kind, none = "ratio", 1.0
-        estimate, low, high = (float(end[0]) for end in contrast.ratio(level=1 - alpha))
-        tests = [contrast.at(c) for c in needed]
-    else:
-        if line.right is not None and not line.offset:  # no ratio: b - c * a against 0
-            needed = tuple((bound - line.factor) * mean_a for bound in needed)
-        tested = contrast.at(factor)
-        kind = "value" if line.right is None else "difference"
-        none = 0.0 if kind == "difference" and line.factor == 1 else None
-        estimate = float(tested.estimate[0])
-        low, high = (float(end[0]) for end in tested.interval(1 - alpha))
-        tests = [contrast.at(factor, d) for d in needed]
-    units, n = int(contrast.units[0]), int(contrast.second.prompts[0])
-    sides = {"before": None if line.right is None else mean_a, "after": mean_b}
-    shared: dict[str, Any] = {
-        "needed": needed,
-        "n": n,
-        "units": units,
-        "estimate": estimate,
-        **sides,
-    }
-    if np.isnan(low) or np.isnan(high):
-        return Result(kind, WORDS[4], **shared, note=_why(tests[0], alpha))
-    p = _p(line, tests)
-    corrected = None if np.isnan(p) else min(1.0, p * 0.05 / alpha)
-    word = word_of(line, low, high, needed, none)
-    note = "skewed across prompts: use more prompts or medians" if _skewed(tests[0]) else ""
-    return Result(kind, word, **shared, low=low, high=high, p=corrected, note=note)
 
 
-def _p(line: Line, tests: list[Tested]) -> float:
-    """Two-sided p against what is needed; of a range, that of being inside."""
-    if len(tests) == 1:
-        return float(tests[0].two_sided()[0])
-    return min(1.0, 2 * float(np.maximum(tests[0].more(), tests[1].less())[0]))
+def _p(tails: list[tuple[float, float]]) -> float:
+    """Two-sided p against what is needed, from the p of more and of less; of a range, that of
+    lying inside or outside, whichever is smaller. nan if one is."""
+    if np.isnan(tails).any():
+        return float("nan")
+    (above, below), (above_high, below_high) = tails[0], tails[-1]
+    inside = 1.0 if len(tails) == 1 else max(above, below_high)
+    return min(1.0, 2 * min(inside, below, above_high))
 
 
-def _skewed(tested: Tested) -> bool:
-    return bool(abs(tested.skew[0]) > 0.3)
-
-
-def _why(tested: Tested, alpha: float) -> str:
+def _why(tested: Tested, at: int, alpha: float) -> str:
     """Why there is no interval."""
-    units, informative = int(tested.units[0]), int(tested.informative[0])
+    units, informative = int(tested.units[at]), int(tested.informative[at])
     needed = max(MINIMUM, int(np.ceil(1 - np.log2(alpha))))
     if units < needed:
         return f"needs at least {needed} prompts or clusters, and there are {units}"
     if informative < needed:
         return f"only {informative} of {units} prompts differ from the most common value"
-    return "all prompts have the same value"
+    if tested.error[at] == 0:
+        return "all prompts have the same value"
+    return "the right side is not above 0, so there is no ratio"
 
 
 def _count(
-    line: Line, b: Matrix, contrast: Contrast, alpha: float, spoilt: np.ndarray[Any, Any]
+    line: Line, b: Matrix, contrast: Contrast, alpha: float, spoilt: NDArray[np.bool_]
 ) -> Result:
     """How many heads or layers, at least and at most (partial conjunction)."""
-    factor = 0.0 if line.right is None else line.factor
-    if line.bounds is not None:
-        ends = [contrast.at(x) if line.right else contrast.at(0.0, x) for x in line.bounds]
-        supports = np.fmax(ends[0].more(), ends[1].less())
-        opposes = np.minimum(2 * np.fmin(ends[0].less(), ends[1].more()), 1.0)
-        beyond = (ends[0].estimate >= 0) & (ends[1].estimate <= 0)
-    else:
-        tested = contrast.at(factor, line.offset)
-        supports, opposes = tested.more(), tested.less()
-        beyond = tested.estimate > 0
-        if line.relation == "less":
-            supports, opposes, beyond = opposes, supports, tested.estimate < 0
+    supports, opposes, beyond = _votes(line, contrast)
     supports, opposes = (np.where(spoilt, np.nan, p) for p in (supports, opposes))
     rows = len(supports)
     needed = line.scope.needed(rows)
     low, high = at_least(supports, alpha / 2), rows - at_least(opposes, alpha / 2)
-    units = int(contrast.units.min())
-    other = at_least(_other_side(line, contrast, opposes), alpha / 2)
-    word = WORDS[0] if low >= needed else WORDS[3]
-    if high < needed:
-        word = WORDS[2] if other >= needed else WORDS[1]
+    units = int(contrast.units[~spoilt].min(initial=len(b.x))) if not spoilt.all() else 0
+    word = word_of(line, low, high, (needed,), None)
+    to_hold = prompts_for(rows, needed, alpha / 2)
+    least = min(to_hold, prompts_for(rows, rows - needed + 1, alpha / 2))
     note = ""
-    least = prompts_for(rows, needed, alpha / 2)
     if needed > rows:
-        word, note = WORDS[4], f"there are only {rows} {line.scope.kind}"
-    elif word == WORDS[3] and units < least:
-        word = WORDS[4]
+        word, note = CANNOT_TELL, f"there are only {rows} {line.scope.kind}"
+    elif word == OPEN and units < least:
+        word = CANNOT_TELL
         note = f"{rows} {line.scope.kind} need at least {least} prompts, and there are {units}"
+    elif word == OPEN and units < to_hold:
+        note = f"{units} prompts cannot show it; that takes at least {to_hold}"
     elif spoilt.any():
         note = f"{int(spoilt.sum())} of {rows} have no value in more than 1 in {ONE_IN} prompts"
     order = np.argsort(np.nan_to_num(supports, nan=1.0), kind="stable")[: min(low, NAMED)]
     names = [_name(*b.columns.select("layer", "head").row(int(at))) for at in order]
     return Result(
-        line.scope.kind,
-        word,
+        kind=line.scope.kind,
+        word=word,
         estimate=float(beyond.sum()),
         low=float(low),
         high=float(high),
@@ -202,12 +226,21 @@ def _count(
     )
 
 
-def _other_side(line: Line, contrast: Contrast, opposes: Any) -> Any:
-    """p of the opposite in each row: beyond none if there is one, else beyond what is needed."""
-    if line.bounds is not None or line.right is None:
-        return opposes
-    tested = contrast.at(1.0)
-    return np.fmax(opposes, tested.less() if line.relation == "more" else tested.more())
+def _votes(line: Line, contrast: Contrast) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """One-sided p for and against the line in each row, and which estimates are beyond."""
+    factor = 0.0 if line.right is None else line.factor
+    if line.bounds is None:
+        tested = contrast.at(factor, line.offset)
+        if line.relation == "less":
+            return tested.less(), tested.more(), tested.estimate < 0
+        return tested.more(), tested.less(), tested.estimate > 0
+    low, high = (contrast.at(x) if line.right else contrast.at(0.0, x) for x in line.bounds)
+    outside = np.minimum(2 * np.fmin(low.less(), high.more()), 1.0)
+    if line.right is not None and contrast.range_a[0] < 0:  # a range of ratios needs a above 0
+        above = np.nan_to_num(contrast.at(-1.0, 0.0, 0.0).more(), nan=0.0)
+        outside = np.fmax(outside, np.where(contrast.first.mean > 0, above, 1.0))
+    inside = (low.estimate >= 0) & (high.estimate <= 0)
+    return np.maximum(low.more(), high.less()), outside, inside
 
 
 def _name(layer: int, head: int | None) -> str:
@@ -216,15 +249,3 @@ def _name(layer: int, head: int | None) -> str:
 
 def _possible(quantity: Quantity) -> tuple[float, float]:
     return possible(quantity.measure, quantity.scale)
-
-
-def _column(contrast: Contrast, at: int) -> Contrast:
-    """One column of a contrast."""
-
-    def one(design: Any) -> Any:
-        names = ("x", "sums", "sizes", "parts")
-        matrices = {name: getattr(design, name)[:, [at]] for name in names}
-        vectors = ("mean", "degrees", "prompts", "units")
-        return replace(design, **matrices, **{n: getattr(design, n)[[at]] for n in vectors})
-
-    return replace(contrast, first=one(contrast.first), second=one(contrast.second))

@@ -13,10 +13,18 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.stats import tables
-from attnscope.stats.arrays import out_of_range
 from attnscope.stats.clusters import intraclass
 from attnscope.stats.families import false_discovery, romano_wolf
-from attnscope.stats.means import MINIMUM, Contrast, Ends, effect_of, paired, unpaired
+from attnscope.stats.means import (
+    MINIMUM,
+    SKEW_NOTE,
+    SKEWED,
+    Contrast,
+    Ends,
+    effect_of,
+    paired,
+    unpaired,
+)
 from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import Matrix, Values, matrix, ranges
 
@@ -29,8 +37,6 @@ OUTCOMES = ("different", "about none", "open", "cannot tell")
 p-value."""
 TESTED = "Student's t and its correction for skewness, whichever is larger"
 """How p is computed, for captions."""
-SKEWED = 0.3
-"""If the skewness of a mean difference is larger, the note says that the quantity is skewed."""
 
 
 def compare(
@@ -65,38 +71,58 @@ def compare(
 
     docs/statistics.md describes the columns.
     """
-    if over not in OVER:
-        raise unknown("comparison over", over, OVER)
-    if not 0 < level < 1:
-        raise out_of_range("level", level, "between 0 and 1, for example 0.95")
+    _check(over, level)
     sources = ResamplingUnits(prompts, cluster, strata)
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
-    by = [name for name in (*tables.IDENTITY, "layer", "head") if name != over]
-    by = [name for at, name in enumerate(by) if name not in by[at + 1 :]]
+    by = [name for name in dict.fromkeys((*tables.IDENTITY, "layer", "head")) if name != over]
     chosen_rows = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)]))
     prepared = tables.normalise(tables.combine(chosen_rows, combine), normalise)
     parts, warnings = [], []
     for two in chosen:
         sides = _sides(prepared, over, two, by, paired)
         parts.append(_rows(sides, sources, (normalise, combine), margin, level, family_wise))
-        for side in sides.samples[: 1 if sides.paired else 2]:
-            x = sides.samples[1].x - side.x if sides.paired else side.x
-            warnings += sources.warnings(x, side.prompts)
-    table = pl.concat(parts, how="diagonal_relaxed")
-    table = table.with_columns(*_corrected(table, by, len(chosen)))
+        a, b = sides.samples
+        samples = [(b.x - a.x, b)] if sides.paired else [(a.x, a), (b.x, b)]
+        warnings += [one for x, side in samples for one in sources.warnings(x, side.prompts)]
+    table = _corrected(pl.concat(parts, how="diagonal_relaxed"), by, len(chosen))
     table = table.with_columns(
         pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise"),
         pl.lit(combine).alias("combine"),
-        _outcome(table.columns, 1 - level),
+        _outcome(1 - level, equivalence="q_equivalence" in table.columns),
         _note(list(dict.fromkeys(warnings))),
     )
     return _in_order(table, chosen, by)
 
 
+def _check(over: str, level: float) -> None:
+    if over not in OVER:
+        raise unknown("comparison over", over, OVER)
+    if not 0 < level < 1:
+        raise InputError(
+            f"level={level!r} is out of range; allowed: between 0 and 1, for example 0.95",
+            code="out-of-range",
+            name="level",
+            value=level,
+        )
+
+
+def _corrected(table: pl.DataFrame, by: list[str], pairs: int) -> pl.DataFrame:
+    """q and its like over all pairs; the family-wise p times their number."""
+    family = family_of(table, by)
+    for p, q in (("p", "q"), ("p_equivalence", "q_equivalence")):
+        if p in table:
+            known = table[p].fill_null(np.nan).to_numpy()
+            table = table.with_columns(_series(q, false_discovery(known, family)))
+    if "p_fwer" in table:
+        table = table.with_columns((pl.col("p_fwer") * pairs).clip(0.0, 1.0))
+    return table
+
+
 def _in_order(table: pl.DataFrame, pairs: Sequence[Pair], by: list[str]) -> pl.DataFrame:
+    """Rows in the order of the pairs, and columns in the order of docs/statistics.md."""
+    labels, last = ["a", "b", *by, "normalise", "combine"], ["outcome", "paired", "note"]
     number = {two: at for at, two in enumerate(pairs)}
     rank = pl.Series("pair", [number[two] for two in table.select("a", "b").iter_rows()])
-    labels, last = ["a", "b", *by, "normalise", "combine"], ["outcome", "paired", "note"]
     rows = table.with_columns(rank).sort(["pair", *by])
     return rows.select(*labels, pl.exclude(*labels, *last, "pair", "unlike"), *last)
 
@@ -110,6 +136,15 @@ class _Sides:
     samples: tuple[Matrix, Matrix]
     paired: bool
 
+    def contrast(self, sources: ResamplingUnits, within: Ends) -> Contrast:
+        """The second against the first; `within` are the possible values."""
+        a, b = self.samples
+        of_a, of_b = (sources.labels(side.prompts) for side in self.samples)
+        if self.paired:
+            return paired(a.x, b.x, of_b["cluster"], of_b["strata"], (within, within))
+        clusters, strata = ((of_a[name], of_b[name]) for name in ("cluster", "strata"))
+        return unpaired(a.x, b.x, clusters, strata, (within, within))
+
 
 def _rows(
     sides: _Sides,
@@ -121,29 +156,32 @@ def _rows(
 ) -> pl.DataFrame:
     """The statistics of one pair."""
     a, b = sides.samples
-    contrast = _contrast(sides, sources, _range(sides.columns["measure"].to_list(), *shown))
+    measures = sides.columns["measure"].to_list()
+    ends = {name: tables.possible(name, *shown) for name in set(measures)}
+    within = (np.array([ends[name][at] for name in measures]) for at in (0, 1))
+    contrast = sides.contrast(sources, (next(within), next(within)))
     tested = contrast.at(1.0)
     low, high = tested.interval(level)
-    ratio, ratio_low, ratio_high = contrast.ratio(level=level)
+    ratio, ratio_low, ratio_high = contrast.ratio(level)
     n = np.minimum(contrast.first.prompts, contrast.second.prompts)
+    used = n if sides.paired else contrast.first.prompts + contrast.second.prompts
     label = sources.labels(b.prompts)["cluster"]
     known: dict[str, Any] = {
         "n": n,
         "units": contrast.units,
-        "mean_a": contrast.mean_a,
-        "mean_b": contrast.mean_b,
+        "mean_a": contrast.first.mean,
+        "mean_b": contrast.second.mean,
         "difference": tested.estimate,
         "low": low,
         "high": high,
-        "ratio": np.where(contrast.mean_b >= 0, ratio, np.nan),
+        "ratio": np.where(contrast.second.mean >= 0, ratio, np.nan),
         "ratio_low": ratio_low,
         "ratio_high": np.where(np.isinf(ratio_high), np.nan, ratio_high),
         "effect": effect_of(contrast),
         "skew": tested.skew,
         "informative": tested.informative,
         "p": tested.two_sided(),
-        "left_out": (len(a.x) + len(b.x)) // (2 if sides.paired else 1)
-        - (n if sides.paired else contrast.first.prompts + contrast.second.prompts),
+        "left_out": (len(b.x) if sides.paired else len(a.x) + len(b.x)) - used,
         "icc": np.full(len(n), np.nan)
         if label is None or not sides.paired
         else intraclass(b.x - a.x, label),
@@ -151,34 +189,19 @@ def _rows(
     if margin is not None:
         known["p_equivalence"] = _equivalence(contrast, margin)
     if family_wise:
-        known["p_fwer"] = romano_wolf(contrast, family_of(sides.columns, _labels(sides.columns)))
+        labels = [c for c in sides.columns.columns if c not in ("a", "b", "paired", "unlike")]
+        known["p_fwer"] = romano_wolf(contrast, family_of(sides.columns, labels))
     return sides.columns.with_columns(_series(name, figure) for name, figure in known.items())
-
-
-def _contrast(sides: _Sides, sources: ResamplingUnits, within: Ends) -> Contrast:
-    a, b = sides.samples
-    of_a, of_b = (sources.labels(side.prompts) for side in (a, b))
-    if sides.paired:
-        return paired(a.x, b.x, of_b["cluster"], of_b["strata"], (within, within))
-    clusters, strata = ((of_a[name], of_b[name]) for name in ("cluster", "strata"))
-    return unpaired(a.x, b.x, clusters, strata, (within, within))
-
-
-def _range(measures: list[str], normalise: str, combine: str) -> Ends:
-    """The possible values of each column."""
-    ends = {name: tables.possible(name, normalise, combine) for name in set(measures)}
-    low, high = (np.array([ends[name][at] for name in measures]) for at in (0, 1))
-    return low, high
 
 
 def _equivalence(contrast: Contrast, margin: float | str) -> NDArray[np.float64]:
     """p of a difference within the margin: two one-sided tests, of `b - a` against the margin, or
     of `b - 0.95 a` and `b - 1.05 a` against 0."""
+    relative = isinstance(margin, str) and margin.strip().endswith("%")
     try:
-        relative = isinstance(margin, str) and margin.strip().endswith("%")
         size = float(str(margin).strip().removesuffix("%"))
     except ValueError:
-        size, relative = -1.0, False
+        size = -1.0
     if not (np.isfinite(size) and size > 0):
         raise InputError(
             f"margin={margin!r} is no margin; give a number above 0, or a percentage of the "
@@ -187,7 +210,7 @@ def _equivalence(contrast: Contrast, margin: float | str) -> NDArray[np.float64]
             value=margin,
         )
     if relative:
-        sign = np.sign(contrast.mean_a)  # of a negative mean, 1.05 times it is the lower end
+        sign = np.sign(contrast.first.mean)  # of a negative mean, 1.05 times it is the lower end
         ends = [contrast.at(1 - sign * size / 100), contrast.at(1 + sign * size / 100)]
     else:
         ends = [contrast.at(1.0, -size), contrast.at(1.0, size)]
@@ -298,10 +321,6 @@ def _check_paired(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: st
         )
 
 
-def _labels(columns: pl.DataFrame) -> list[str]:
-    return [c for c in columns.columns if c not in ("a", "b", "paired", "unlike")]
-
-
 def family_of(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
     """Number of the family of each test: all layers and heads of one quantity, in all pairs."""
     same = [name for name in by if name not in ("layer", "head")]
@@ -313,61 +332,36 @@ def family_of(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
     ].to_numpy()
 
 
-def _corrected(table: pl.DataFrame, by: list[str], pairs: int) -> list[pl.Series]:
-    """q and its like over all pairs; the family-wise p times their number."""
-    family, corrected = family_of(table, by), []
-    for p, q in (("p", "q"), ("p_equivalence", "q_equivalence")):
-        if p in table:
-            known = table[p].fill_null(np.nan).to_numpy()
-            corrected.append(_series(q, false_discovery(known, family)))
-    if "p_fwer" in table:
-        corrected.append((table["p_fwer"] * pairs).clip(0.0, 1.0))
-    return corrected
-
-
 def _series(name: str, figure: Any) -> pl.Series:
     series = pl.Series(name, np.asarray(figure))
     return series.fill_nan(None) if series.dtype.is_float() else series.cast(pl.Int64)
 
 
-def _outcome(columns: Sequence[str], alpha: float) -> pl.Expr:
-    small = pl.col("q_equivalence") <= alpha if "q_equivalence" in columns else pl.lit(False)
-    return (
-        pl.when(pl.col("q").is_null())
-        .then(pl.lit(OUTCOMES[3]))
-        .when(small)
-        .then(pl.lit(OUTCOMES[1]))
-        .when(pl.col("q") <= alpha)
-        .then(pl.lit(OUTCOMES[0]))
-        .otherwise(pl.lit(OUTCOMES[2]))
-        .alias("outcome")
-    )
+def _outcome(alpha: float, *, equivalence: bool) -> pl.Expr:
+    different, none, undecided, cannot_tell = map(pl.lit, OUTCOMES)
+    small = pl.col("q_equivalence") <= alpha if equivalence else pl.lit(False)
+    decided = pl.when(small).then(none).when(pl.col("q") <= alpha).then(different)
+    known = pl.when(pl.col("q").is_null()).then(cannot_tell)
+    return known.otherwise(decided.otherwise(undecided)).alias("outcome")
 
 
 def _note(warnings: list[str]) -> pl.Expr:
-    few = pl.col("units") < MINIMUM
-    same = pl.format(
-        "only {} of {} prompts differ from the most common value, and 6 are needed",
-        "informative",
-        "units",
-    )
-    parts = [
-        pl.when(~pl.col("paired")).then(
-            pl.format("unpaired: {} and {} were measured on different prompts", "a", "b")
+    few, column = pl.col("units") < MINIMUM, pl.col
+    parts = {
+        "unpaired: {} and {} were measured on different prompts": (~column("paired"), "a", "b"),
+        "{}": (column("unlike").is_not_null(), "unlike"),
+        "no interval and no p-value: {} units; fewer than 6 cannot reach p < 0.05": (few, "units"),
+        "{} prompts without a value left out": (column("left_out") > 0, "left_out"),
+        "only {} of {} prompts differ from the most common value, and 6 are needed": (
+            ~few & (column("informative") < MINIMUM),
+            "informative",
+            "units",
         ),
-        pl.col("unlike"),
-        pl.when(few).then(
-            pl.format(
-                "no interval and no p-value: {} units; fewer than 6 cannot reach p < 0.05", "units"
-            )
-        ),
-        pl.when(pl.col("left_out") > 0).then(
-            pl.format("{} prompts without a value left out", "left_out")
-        ),
-        pl.when(~few & (pl.col("informative") < MINIMUM)).then(same),
-        pl.when(pl.col("skew").abs() > SKEWED).then(
-            pl.lit("skewed across prompts: use more prompts or medians")
-        ),
-        *(pl.lit(warning) for warning in warnings),
+        SKEW_NOTE: (column("skew").abs() > SKEWED,),
+    }
+    texts = [
+        pl.when(when).then(pl.format(text, *names) if names else pl.lit(text))
+        for text, (when, *names) in parts.items()
     ]
-    return pl.concat_str(parts, separator="; ", ignore_nulls=True).alias("note")
+    texts += [pl.when(True).then(pl.lit(warning)) for warning in warnings]
+    return pl.concat_str(texts, separator="; ", ignore_nulls=True).alias("note")

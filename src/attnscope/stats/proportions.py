@@ -7,7 +7,7 @@ two of Wilson's. p is the level at which the latter ends at 0, so the two agree.
 import numpy as np
 from scipy import stats
 
-from attnscope.stats.arrays import Floats
+from attnscope.stats.clusters import Floats
 
 HALVINGS = 60
 

@@ -5,7 +5,7 @@ Warns if a metadata column that was not used explains much of the variance.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.run.schemas import REPEATS
-from attnscope.stats.clusters import explained
+from attnscope.stats.clusters import intraclass
 
 MUCH = 0.1
 """Share of the variance above which a column causes a warning: with 10 prompts per value, the
@@ -44,16 +44,23 @@ class ResamplingUnits:
         return [] if self.metadata is None else [c for c in self.metadata.columns if c != "prompt"]
 
     @property
+    def _clusters(self) -> list[str]:
+        """The columns that the user chose for clusters, outermost first."""
+        return [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
+
+    @property
     def nested(self) -> list[str]:
         """The columns that define clusters, outermost first."""
-        named = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
-        return [*named, *({REPEATS} & set(self.names) - set(named))]
+        return [*self._clusters, *({REPEATS} & set(self.names) - set(self._clusters))]
 
     @property
     def chosen(self) -> list[str]:
         """The columns that the user chose for clusters and strata."""
-        named = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
-        return [*named, *([] if self.strata is None else [self.strata])]
+        return [*self._clusters, *filter(None, [self.strata])]
+
+    def of(self, cluster: str | None) -> "ResamplingUnits":
+        """The same units, or clusters by this column if the user chose none."""
+        return self if self._clusters or not cluster else replace(self, cluster=cluster)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -80,14 +87,15 @@ class ResamplingUnits:
         }
 
     def similar(self, x: NDArray[np.float64], prompts: Sequence[int]) -> dict[str, float]:
-        """Unused columns whose prompts are alike in a sample [prompts, columns], with their
-        intraclass correlation."""
-        shares = {
-            name: explained(x, self._of(name, prompts, missing=""))
-            for name in self.names
-            if name not in (*self.nested, self.strata)
-        }
-        return {name: share for name, share in shares.items() if share > MUCH}
+        """Unused columns whose prompts are alike in a sample [prompts, columns], with the median of
+        their intraclass correlations."""
+        shares = {}
+        for name in set(self.names) - {*self.nested, self.strata}:
+            columns = intraclass(x, self._of(name, prompts, missing=""))
+            columns = columns[~np.isnan(columns)]
+            if len(columns) and (share := float(np.median(columns))) > MUCH:
+                shares[name] = share
+        return {name: shares[name] for name in self.names if name in shares}
 
     def warnings(self, x: NDArray[np.float64], prompts: Sequence[int]) -> list[str]:
         """A sentence for each unused column whose prompts are alike."""

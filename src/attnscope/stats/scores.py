@@ -11,7 +11,7 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.measures.measure import ANY, SHARE
 from attnscope.run.schemas import REPEATS
-from attnscope.stats.arrays import Floats
+from attnscope.stats.clusters import Floats
 from attnscope.stats.families import false_discovery
 from attnscope.stats.means import MINIMUM, one_sample, paired
 from attnscope.stats.proportions import newcombe, wilson

@@ -1,7 +1,8 @@
 """Judges one claim under every choice of queries, keys, classes, normalisation, condition, share of
-spikes and numbers that a run and the claim allow.
+spikes and numbers that a run and the claim allow, and summarises which choices change the verdict.
 """
 
+import heapq
 import itertools
 import math
 from dataclasses import replace
@@ -13,7 +14,7 @@ from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import COLUMNS
 from attnscope.spec.claims import NORMALISE, Claim, Line, Quantity
 from attnscope.spec.experiment import Experiment
-from attnscope.stats.robustness import CHOICES
+from attnscope.stats.outcome import none_of
 from attnscope.stats.tables import Values
 from attnscope.stats.verdicts import Verdict, judge
 
@@ -21,6 +22,13 @@ MOST = 64
 """The most combinations of choices that a claim is judged under."""
 NUMBERS = ("as written", "lenient", "strict")
 """Margins, thresholds and shares of a claim are ours: half, or twice, as much is asked for."""
+CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes", "numbers")
+"""What is varied if there is more than one value; `numbers` are margins, thresholds and shares."""
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("model", *CHOICES, "item", "kind", "position"), pl.String()),
+    **dict.fromkeys(("layer", "count", "not_judged"), pl.Int64()),
+    **dict.fromkeys(("difference", "low", "high", "p", "mean_a", "mean_b"), pl.Float64()),
+}
 
 
 def sensitivity(
@@ -28,7 +36,6 @@ def sensitivity(
     values: Values,
     *,
     experiment: Experiment | None = None,
-    pair: tuple[str, str] | None = None,
     part: int = 0,
     **settings: Any,
 ) -> pl.DataFrame:
@@ -44,7 +51,7 @@ def sensitivity(
     if part not in range(len(claim.lines)):
         raise unknown(f"part of claim {claim.name!r}", part, range(len(claim.lines)))
     table = values.lazy().filter(pl.col("measure").is_in(claim.measures)).collect()
-    settings |= {"experiment": experiment, "pair": pair}
+    settings |= {"experiment": experiment}
     verdicts = [v for v in judge([claim], table, **settings) if v.results] if table.height else []
     if not verdicts:
         raise InputError(
@@ -54,118 +61,95 @@ def sensitivity(
             claim=claim.name,
             measures=list(claim.measures),
         )
-    reference = _reference(claim, table, verdicts[0])
-    options = {name: _options(name, claim, table, reference[name], experiment) for name in CHOICES}
-    combinations, further = _combinations(options, reference)
-    rows = []
-    for chosen in combinations:
-        judged = judge([_changed(claim, chosen, reference)], table, **settings)
-        rows += [_row(v, chosen, reference, part) for v in judged if v.results]
-    rows_table = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
-    rows_table = rows_table.with_columns(pl.lit(further, dtype=pl.Int64()).alias("not_judged"))
-    return _against_reference(_with_insertions(rows_table, experiment))
-
-
-def _combinations(
-    options: dict[str, list[Any]], reference: dict[str, Any]
-) -> tuple[list[dict[str, Any]], int]:
-    """At most `MOST` combinations of choices, and how many further ones there are. Those with the
-    fewest changes against the reference come first: itself, each choice changed alone, two …"""
-    names = list(options)
-    changed = {name: [v for v in options[name] if v != reference[name]] for name in names}
-    every = (
-        reference | dict(zip(some, way, strict=True))
-        for many in range(len(names) + 1)
-        for some in itertools.combinations(names, many)
-        for way in itertools.product(*(changed[name] for name in some))
-    )
-    ways = sorted(
-        itertools.islice(every, MOST),
-        key=lambda way: [options[name].index(way[name]) for name in names],
-    )
-    return ways, math.prod(map(len, options.values())) - len(ways)
-
-
-def _reference(claim: Claim, table: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
-    """The choices of the claim as written."""
-    first = claim.lines[0].left
-    spikes = [q for line in claim.lines for q in line.quantities if COLUMNS[q.measure].items]
-    sets = table.filter(pl.col("measure") == first.measure)["classes"].drop_nulls()
-    class_set = first.classes or next((name for name in sets.unique(maintain_order=True)), None)
-    return {
-        "queries": first.queries,
-        "keys": first.keys,
-        "classes": class_set,
-        "normalise": first.scale if first.measure == "mass" else None,
-        "condition": None if verdict.condition is None else verdict.condition.split(", ")[0],
-        "spikes": (spikes[0].cls or (COLUMNS[spikes[0].measure].default,))[0] if spikes else None,
-        "numbers": NUMBERS[0],
-    }
+    options = _options(claim, table, verdicts[0].condition, experiment)
+    # The reference is the first of each choice.
+    every = itertools.product(*(range(len(some)) for some in options.values()))
+    ways = heapq.nsmallest(MOST, every, key=lambda way: sum(at > 0 for at in way))
+    further = math.prod(map(len, options.values())) - len(ways)
+    rows: list[dict[str, Any]] = []
+    for way in sorted(ways):
+        chosen = {name: options[name][at] for name, at in zip(CHOICES, way, strict=True)}
+        changed = [name for name, at in zip(CHOICES, way, strict=True) if at]
+        judged = judge([_changed(claim, chosen, changed)], table, **settings)
+        about = {**chosen, **_insertion(chosen["condition"], experiment), "not_judged": further}
+        about |= {"changed": ", ".join(changed), "reference": not changed}
+        rows += [{**about, **_row(v, part)} for v in judged if v.results]
+    first = {(row["model"], row["layer"]): row for row in rows if row["reference"]}
+    for row in rows:
+        same = first.get((row["model"], row["layer"]))
+        for what in ("sign", "verdict"):
+            row[f"same_{what}"] = None if same is None else row[what] == same[what]
+    return pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None).drop("sign")
 
 
 def _options(
-    name: str, claim: Claim, table: pl.DataFrame, current: Any, experiment: Experiment | None
-) -> list[Any]:
-    """The values a choice can take, that of the claim among them."""
+    claim: Claim, table: pl.DataFrame, condition: str | None, experiment: Experiment | None
+) -> dict[str, list[Any]]:
+    """The values of each choice; the first is that of the claim as written."""
     quantities = [quantity for line in claim.lines for quantity in line.quantities]
-    if name == "numbers":
-        return list(NUMBERS)
-    if current is None:
-        return [None]
-    if name == "normalise":
-        if any(line.right is None for line in claim.lines):
-            return [current]  # a threshold is in the units of the quantity
-        # All classes together have a share of 1, whatever the attention.
-        return [how for how in NORMALISE if how != "share" or all(q.cls for q in quantities)]
-    if name == "spikes":
-        some = [q.measure for q in quantities if COLUMNS[q.measure].items]
-        items = table.filter(pl.col("measure").is_in(some))["item"].drop_nulls()
-        return items.unique(maintain_order=True).to_list()
-    if name == "condition":
-        present = table["condition"].unique(maintain_order=True).to_list()
-        base = {q.selector for q in quantities} <= {"base", experiment.base if experiment else ""}
-        variants = list(experiment.variants) if experiment and not base else present
-        right = {line.right.selector for line in claim.lines if line.right is not None}
-        return [current, *(c for c in variants if c in present and c != current and c not in right)]
-    present = table[name].drop_nulls().unique(maintain_order=True).to_list()
-    if name == "classes":
-        needed = {item for q in quantities for item in q.cls}
-        has = {key: set(rows["item"]) for (key,), rows in table.group_by("classes")}
-        return [current, *(s for s in present if s != current and needed and needed <= has[s])]
-    if len({getattr(q, name) for q in quantities}) > 1:
-        return [current]  # the two sides of a comparison are no choice
-    if name == "keys":  # a claim about a region is about that region
-        present = [k for k in present if {k, current} <= {"all", "not-first"}]
-    return [current, *(value for value in present if value != current)]
+    first = quantities[0]
+
+    def present(column: str, rows: pl.DataFrame = table) -> list[Any]:
+        return rows[column].drop_nulls().unique(maintain_order=True).to_list()
+
+    options: dict[str, list[Any]] = {}
+    for name in ("queries", "keys"):
+        mine, others = getattr(first, name), present(name)
+        if name == "keys":  # a claim about a region is about that region
+            others = [key for key in others if {key, mine} <= {"all", "not-first"}]
+        same = len({getattr(q, name) for q in quantities}) == 1  # else it is what is compared
+        options[name] = [mine, *(others if same else [])]
+    has = {key: set(rows["item"]) for (key,), rows in table.group_by("classes")}
+    needed = {item for q in quantities for item in q.cls}
+    sets = present("classes", table.filter(pl.col("measure") == first.measure))
+    mine = first.classes or next(iter(sets), None)
+    others = [one for one in present("classes") if mine and needed and needed <= has[one]]
+    options["classes"] = [mine, *others]
+    # A threshold is in the units of the quantity; all classes together have a share of 1.
+    ratios = first.measure == "mass" and all(line.right is not None for line in claim.lines)
+    scales = [how for how in NORMALISE if how != "share" or all(q.cls for q in quantities)]
+    mine = first.scale if first.measure == "mass" else None
+    options["normalise"] = [mine, *(scales if ratios else [])]
+    mine = None if condition is None else condition.split(", ")[0]
+    base = {q.selector for q in quantities} <= {"base", experiment.base if experiment else ""}
+    fixed = {line.right.selector for line in claim.lines if line.right is not None}
+    known = list(experiment.variants) if experiment and not base else present("condition")
+    others = [one for one in known if mine and one in present("condition") and one not in fixed]
+    options["condition"] = [mine, *others]
+    spikes = [q for q in quantities if COLUMNS[q.measure].items]
+    rows = table.filter(pl.col("measure").is_in([q.measure for q in spikes]))
+    default = [(q.cls or (COLUMNS[q.measure].default,))[0] for q in spikes[:1]] or [None]
+    options["spikes"] = [*default, *present("item", rows)]
+    return {name: list(dict.fromkeys(some)) for name, some in options.items()} | {
+        "numbers": list(NUMBERS)
+    }
 
 
-def _changed(claim: Claim, chosen: dict[str, Any], reference: dict[str, Any]) -> Claim:
+def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
     """The same claim with other choices."""
     varied = claim.lines[0].left.selector
 
     def quantity(old: Quantity) -> Quantity:
-        new = old
-        for name in ("queries", "keys"):
-            if chosen[name] != reference[name]:
-                new = replace(new, **{name: chosen[name]})
-        if chosen["classes"] != reference["classes"]:
-            new = replace(new, classes=chosen["classes"])
-        if chosen["normalise"] != reference["normalise"] and old.measure == "mass":
-            new = replace(new, scale=chosen["normalise"])
-        if chosen["spikes"] is not None and COLUMNS[old.measure].items:
-            new = replace(new, cls=(chosen["spikes"],))
+        named = ("queries", "keys", "classes")
+        fields: dict[str, Any] = {n: chosen[n] for n in named if n in changed}
+        if "normalise" in changed and old.measure == "mass":
+            fields["scale"] = chosen["normalise"]
+        if COLUMNS[old.measure].items:
+            fields["cls"] = (chosen["spikes"],)
         if chosen["condition"] is not None and old.selector == varied:
-            new = replace(new, condition=chosen["condition"])
-        return new
+            fields["condition"] = chosen["condition"]
+        return replace(old, **fields)
 
-    def line(old: Line) -> Line:
-        right = None if old.right is None else quantity(old.right)
-        return _asking(replace(old, left=quantity(old.left), right=right), chosen["numbers"])
+    lines = []
+    for line in claim.lines:
+        right = None if line.right is None else quantity(line.right)
+        lines.append(
+            asking(replace(line, left=quantity(line.left), right=right), chosen["numbers"])
+        )
+    return Claim(claim.name, tuple(lines))
 
-    return Claim(claim.name, tuple(map(line, claim.lines)))
 
-
-def _asking(line: Line, how: str) -> Line:
+def asking(line: Line, how: str) -> Line:
     """A line that asks for half, or for twice, as much beyond none; of a threshold 20 % less or
     more, and of most heads a third or two thirds."""
     if how == NUMBERS[0]:
@@ -185,49 +169,34 @@ def _asking(line: Line, how: str) -> Line:
     return replace(line, offset=line.offset * (0.8 if easier else 1.2), scope=scope)
 
 
-_TYPES = {
-    **{name: pl.String() for name in ("model", *CHOICES, "item")},
-    "layer": pl.Int64(),
-    "head": pl.Int64(),
-    **{name: pl.Float64() for name in ("difference", "low", "high", "p", "mean_a", "mean_b")},
-}
-
-
-def _row(
-    verdict: Verdict, chosen: dict[str, Any], reference: dict[str, Any], part: int
-) -> dict[str, Any]:
+def _row(verdict: Verdict, part: int) -> dict[str, Any]:
+    """The numbers of one line of a verdict."""
     line, result = verdict.lines[part], verdict.results[part]
-    changed = [name for name in CHOICES if chosen[name] != reference[name]]
-    right = line.right
-    none = {"ratio": 1.0, "difference": 0.0}.get(result.kind, result.needed[0])
+    left, right, estimate = line.left, line.right, result.estimate
+    none = none_of(line, result.kind)
+    none = result.needed[0] if none is None else none
     return {
         "claim": verdict.claim,
         "model": verdict.model,
-        **chosen,
         "layer": verdict.layer,
-        "head": None,
-        "measure": line.left.measure,
-        "item": "+".join(line.left.cls) or None,
-        "against": f"{result.needed[0]:g}" if right is None else _side(line),
+        "measure": left.measure,
+        "item": "+".join(left.cls) or None,
+        "against": f"{result.needed[0]:g}" if right is None else _side(left, right),
         "scale": result.kind,
         "n": result.n,
         "mean_a": result.before,
         "mean_b": result.after,
-        "difference": result.estimate,
+        "difference": estimate,
         "low": result.low,
         "high": None if result.high == math.inf else result.high,
         "p": result.p,
-        "sign": None if result.estimate is None else float((result.estimate > none) * 2 - 1),
+        "sign": None if estimate is None else estimate > none,
         "verdict": verdict.verdict,
-        "changed": ", ".join(changed),
-        "reference": not changed,
     }
 
 
-def _side(line: Line) -> str:
+def _side(left: Quantity, right: Quantity) -> str:
     """The right side in short: what differs from the left."""
-    left, right = line.left, line.right
-    assert right is not None
     for name in ("model", "condition", "cls", "layer", "keys", "queries"):
         if getattr(left, name) != getattr(right, name):
             value = getattr(right, name)
@@ -235,38 +204,70 @@ def _side(line: Line) -> str:
     return right.measure
 
 
-def _with_insertions(table: pl.DataFrame, experiment: Experiment | None) -> pl.DataFrame:
+def _insertion(condition: str | None, experiment: Experiment | None) -> dict[str, Any]:
     """What a condition inserts, where the experiment says."""
-    known: dict[str, dict[str, Any]] = {
-        name: {**what.insert.model_dump(), "position": what.position}
-        for name, what in (experiment.conditions if experiment else {}).items()
-        if what.insert is not None
+    what = experiment.conditions.get(condition or "") if experiment else None
+    if what is None or what.insert is None:
+        return {"kind": None, "count": None, "position": None}
+    where = None if what.position is None else str(what.position)
+    return {"kind": what.insert.kind, "count": what.insert.count, "position": where}
+
+
+def robustness(table: pl.DataFrame) -> pl.DataFrame:
+    """For each model and layer: under how many choices sign and verdict equal the reference, and
+    the smallest sets of choices that change the verdict. Null without a reference."""
+    judged = table.filter(pl.col("difference").is_not_null())
+    survived = judged.group_by("claim", "model", "layer", maintain_order=True).agg(
+        pl.len().alias("choices"),
+        pl.col("verdict").filter(pl.col("reference")).first().alias("verdict"),
+        pl.col("same_sign").sum().alias("same_sign"),
+        pl.col("same_verdict").sum().alias("same_verdict"),
+        pl.col("same_verdict").all(ignore_nulls=False).alias("survives"),
+        pl.struct(*CHOICES, "changed").filter(~pl.col("same_verdict")).alias("overturned_by"),
+    )
+    words = [_fewest(rows) for rows in survived["overturned_by"].to_list()]
+    return survived.with_columns(pl.Series("overturned_by", words, dtype=pl.List(pl.String())))
+
+
+def robustness_summary(table: pl.DataFrame) -> dict[str, Any]:
+    """One row for a claim, over all models and layers: the `verdict` of the reference, the number
+    of `choices`, how many of the `verdicts` equal the reference (`same_verdict`), in how many
+    `places` (model, layer) all do (`survives`), what overturns it (`overturned_by`), and how many
+    combinations were `not_judged`."""
+    places = robustness(table)
+    overturned = []
+    for model, layer, by in places.select("model", "layer", "overturned_by").iter_rows():
+        where = ", ".join(filter(None, (model, None if layer is None else f"layer {layer}")))
+        overturned += [f"{where}: {'; '.join(by)}" if where else "; ".join(by)] if by else []
+    counted = places["verdict"].drop_nulls().value_counts(sort=True, name="n")
+    words = [name if counted.height == 1 else f"{name} {n}" for name, n in counted.iter_rows()]
+    judged = table.filter(pl.col("difference").is_not_null())
+    return {
+        "claim": table["claim"][0],
+        "verdict": ", ".join(words) or None,
+        "choices": judged.select(*CHOICES).n_unique(),
+        "verdicts": judged.height,
+        "same_verdict": int(judged["same_verdict"].sum()),
+        "places": places.height,
+        "survives": int(places["survives"].sum()),
+        "overturned_by": overturned,
+        "not_judged": int(table["not_judged"][0]),
     }
 
-    def column(what: str) -> list[Any]:
-        return [known.get(str(name), {}).get(what) for name in table["condition"]]
 
-    places = [None if where is None else str(where) for where in column("position")]
-    return table.with_columns(
-        pl.Series("kind", column("kind"), dtype=pl.String()),
-        pl.Series("count", column("count"), dtype=pl.Int64()),
-        pl.Series("position", places, dtype=pl.String()),
-    )
+def not_judged_note(many: int) -> str:
+    """A note on the combinations that were left out; empty if none were."""
+    if not many:
+        return ""
+    combinations = "combination" if many == 1 else "combinations"
+    return f"{many:,} further {combinations} that change most choices at once were not judged"
 
 
-def _against_reference(table: pl.DataFrame) -> pl.DataFrame:
-    """Whether sign and verdict are those of the reference for the same model and layer."""
-    by = ["model", "layer"]
-    first = (
-        table.filter(pl.col("reference"))
-        .group_by(by, maintain_order=True)
-        .agg(pl.col("sign").first().alias("sign_0"), pl.col("verdict").first().alias("verdict_0"))
-    )
-    return (
-        table.join(first, on=by, how="left", nulls_equal=True, maintain_order="left")
-        .with_columns(
-            (pl.col("sign") == pl.col("sign_0")).alias("same_sign"),
-            (pl.col("verdict") == pl.col("verdict_0")).alias("same_verdict"),
-        )
-        .drop("sign", "sign_0", "verdict_0")
-    )
+def _fewest(overturning: list[dict[str, Any]]) -> list[str]:
+    """The smallest sets of choices that overturn the verdict."""
+    sets = [
+        {f"{name} {row[name]}" for name in row["changed"].split(", ") if name}
+        for row in overturning
+    ]
+    fewest = [one for one in sets if not any(other < one for other in sets)]
+    return list(dict.fromkeys(" and ".join(sorted(one)) for one in fewest if one))

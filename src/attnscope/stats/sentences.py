@@ -7,7 +7,14 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from attnscope.spec.claims import Claim, Line, Quantity
-from attnscope.stats.outcome import NAMED, Result
+from attnscope.stats.outcome import (
+    CANNOT_TELL,
+    COUNTS,
+    NAMED,
+    Result,
+    none_of,
+    word_of,
+)
 
 Names = Callable[[Quantity], tuple[str, str]]
 """From a quantity to the names of its model and condition."""
@@ -103,58 +110,88 @@ def result_sentence(line: Line, result: Result) -> str:
     if result.low is None or result.high is None or result.estimate is None:
         return f"{size}{note}"
     cells = cells_of(line, result)
-    text = f"{cells['change']} [{cells['interval']}], needed {cells['needed']}, {size}"
-    if result.kind in ("heads", "layers"):
-        text = (
-            f"{result.estimate:.0f} of {result.rows} {result.kind} beyond, shown in "
-            f"{cells['interval']}, needed {cells['needed']}, {size}"
-        )
-        if result.heads:
-            more = f" and {result.low - NAMED:.0f} more" if result.low > NAMED else ""
-            text += f"; {', '.join(result.heads)}{more}"
+    if result.kind not in COUNTS:
+        interval = f"{cells['change']} [{cells['interval']}]"
+        return f"{interval}, needed {cells['needed']}, {size}{note}"
+    text = (
+        f"{result.estimate:.0f} of {result.rows} {result.kind} beyond, shown in "
+        f"{cells['interval']}, needed {cells['needed']}, {size}"
+    )
+    if result.heads:
+        more = f" and {result.low - NAMED:.0f} more" if result.low > NAMED else ""
+        text += f"; {', '.join(result.heads)}{more}"
     return text + note
 
 
 def cells_of(line: Line, result: Result) -> dict[str, str]:
     """`before`, `after`, `change`, `interval`, `needed`, `p`: numbers to the precision of their
-    interval; a ratio as a change in per cent."""
-    low, high = result.low, result.high
-    percent = result.kind == "ratio"
+    interval; a ratio as a change in per cent. The ends are rounded outwards, to as many decimals
+    as the word needs to follow from them."""
+    percent, sign = result.kind == "ratio", "+" if result.kind in ("ratio", "difference") else ""
 
-    def shown(value: float | None) -> float | None:
-        return None if value is None else 100 * (value - 1) if percent else value
+    def shown(value: float) -> float:
+        return 100 * (value - 1) if percent else value
 
-    width = None if low is None or high is None else shown(high) - shown(low)  # type: ignore[operator]
-    if width is not None and math.isinf(width):
-        width = abs(100 * ((result.estimate or 0) - (low or 0)))
-    digits = _digits(width or abs(shown(result.estimate) or 0.0) / 10)
-    if result.kind in ("heads", "layers"):
-        digits = 0
-    sign = "" if result.kind in ("value", "heads", "layers") else "+"
-
-    def number(value: float | None, places: int = digits) -> str:
-        if value is None:
-            return "–"
-        return "no limit" if math.isinf(value) else f"{value:{sign}.{places}f}"
-
-    relation = {"more": "≥ ", "less": "≤ ", "within": ""}[line.relation]
-    relation = "≥ " if result.kind in ("heads", "layers") else relation
-    needed = " to ".join(f"{shown(x):{sign}g}".replace("+0", "0") for x in result.needed)
     unit = " %" if percent else ""
-    ends = "–" if low is None else f"{number(shown(low))} … {number(shown(high))}{unit}"
-    outer = _digits(None if result.after is None else abs(result.after) / 50)
-    return {
-        "before": "–" if result.before is None else f"{result.before:.{outer}f}",
-        "after": "–" if result.after is None else f"{result.after:.{outer}f}",
-        "change": f"{number(shown(result.estimate))}{unit}",
-        "interval": ends,
-        "needed": f"{relation}{needed}{unit}",
-        "p": "–" if result.p is None else "<.001" if result.p < 0.001 else f"{result.p:.3f}",
-    }
+    values = [float(f"{shown(x):.9g}") for x in result.needed]
+    limits = " to ".join(f"{x:{sign}.9g}" if x else "0" for x in values)
+    at_least = line.relation == "more" or result.kind in COUNTS
+    relation = "" if len(values) == 2 else "≥ " if at_least else "≤ "
+    cells = dict.fromkeys(("before", "after", "change", "interval", "p"), "–")
+    cells["needed"] = f"{relation}{limits}{unit}"
+    digits = decimals(None if result.estimate is None else abs(shown(result.estimate)) / 10)
+    spread = None if result.after is None else abs(result.after) / 50
+    if result.low is not None and result.high is not None:
+        low, high, digits = _ends(line, result, shown(result.low), shown(result.high), values)
+        ends = ("no limit" if math.isinf(end) else f"{end:{sign}.{digits}f}" for end in (low, high))
+        cells["interval"] = f"{' … '.join(ends)}{unit}"
+        if math.isfinite(high - low):
+            spread = (high - low) * (abs(result.before or 0) / 100 if percent else 1)
+    if result.estimate is not None:
+        cells["change"] = f"{shown(result.estimate):{sign}.{digits}f}{unit}"
+    for name, value in (("before", result.before), ("after", result.after)):
+        if value is not None:
+            cells[name] = f"{value:.{decimals(spread)}f}"
+    if result.p is not None:
+        cells["p"] = "<.001" if result.p < 0.001 else f"{result.p:.3f}"
+    return cells
 
 
-def _digits(width: float | None) -> int:
+def _ends(
+    line: Line, result: Result, low: float, high: float, needed: list[float]
+) -> tuple[float, float, int]:
+    """The printed ends of an interval, and their decimals."""
+    if result.kind in COUNTS:
+        return low, high, 0
+    none = none_of(line, result.kind)
+    none = 0.0 if none is not None else None  # as printed
+    width = high - low
+    if math.isinf(width):
+        width = max((abs(end) for end in (low, high) if math.isfinite(end)), default=1.0)
+    least = decimals(width)
+    for digits in range(least, least + 9):
+        ends = outwards(low, high, digits)
+        if result.word == CANNOT_TELL or word_of(line, *ends, tuple(needed), none) == result.word:
+            break
+    return *ends, digits
+
+
+def outwards(low: float, high: float, digits: int) -> tuple[float, float]:
+    """The ends of an interval with so many decimals, rounded away from its middle."""
+
+    def rounded(value: float, away: Callable[[float], int]) -> float:
+        scaled = value * 10**digits
+        if math.isinf(scaled):
+            return value
+        near = round(scaled)
+        exact = abs(scaled - near) <= 1e-9 * max(1.0, abs(scaled))
+        return float((near if exact else away(scaled)) / 10**digits + 0.0)
+
+    return rounded(low, math.floor), rounded(high, math.ceil)
+
+
+def decimals(width: float | None) -> int:
     """Decimals that show two digits of a width."""
     if width is None or not width > 0 or math.isinf(width):
         return 3
-    return max(0, min(6, 1 - math.floor(math.log10(width))))
+    return max(0, min(9, 1 - math.floor(math.log10(width))))

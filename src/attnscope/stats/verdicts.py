@@ -7,7 +7,7 @@ at most 5 % of runs, as far as the assumption of the test holds (docs/statistics
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -19,18 +19,28 @@ from attnscope.stats.evidence import (
     NotMeasuredError,
     RunContents,
     UndecidableError,
-    missing,
-    sides,
+    read_claim,
 )
-from attnscope.stats.outcome import WORDS, Result, contrast_of, decide
+from attnscope.stats.outcome import (
+    ALPHA,
+    CANNOT_TELL,
+    HOLDS,
+    OPEN,
+    OPPOSITE,
+    SMALLER,
+    WORDS,
+    Result,
+    contrast_of,
+    decide,
+)
 from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.sentences import claim_sentence, result_sentence
 from attnscope.stats.tables import Matrix, Values
 
-VERDICTS = (*WORDS, "does not hold", "not measured")
+FAILS, NOT_MEASURED = "does not hold", "not measured"
+VERDICTS = (*WORDS, FAILS, NOT_MEASURED)
 """`does not hold`: of several lines, some fail."""
 WRITTEN = ("written before the run", "changed after the run", "added after the run")
-ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +72,17 @@ class Verdict:
             return self.statement
         return f"{self.model}: {self.statement}"
 
+    @property
+    def summary(self) -> str:
+        """The verdict; if a claim does not hold, how many of its parts fail."""
+        fail = sum(result.word in (SMALLER, OPPOSITE) for result in self.results)
+        parts = f" ({fail} of {len(self.results)} parts fail)"
+        return self.verdict + (parts if self.verdict == FAILS else "")
+
     def __str__(self) -> str:
         """Verdict, statement, numbers, notes."""
         notes = "".join(f" ! {note}." for note in self.notes)
-        return f"{self.verdict}: {self.sentence} {self.reason}{notes}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """What all claims of a run share."""
-
-    contents: RunContents
-    pair: tuple[str, str] | None
-    alpha: float = ALPHA
-    notes: tuple[str, ...] = field(default=())
+        return f"{self.summary}: {self.sentence} {self.reason}{notes}"
 
 
 def judge(
@@ -100,26 +107,18 @@ def judge(
     earlier      runs that measured the same prompts before
     prompts      prompt metadata; `cluster` and `strata` as in `compare`
     """
-    claims = list(claims)
-    needed = {measure for claim in claims for measure in claim.measures}
-    lazy = values.lazy()
-    table = lazy.filter(pl.col("measure").is_in(sorted(needed))).collect()
-    contents = RunContents(
-        models=_ordered(lazy, "model", experiment.models if experiment else ()),
-        conditions=_ordered(lazy, "condition", experiment.conditions if experiment else ()),
-        insertions={
-            name: condition.kind
-            for name, condition in (experiment.conditions if experiment else {}).items()
-        },
-        tables={str(rows["measure"][0]): rows for rows in table.partition_by("measure")},
-        sources=ResamplingUnits(prompts, cluster, strata),
-    )
+    claims, sources = list(claims), ResamplingUnits(prompts, cluster, strata)
+    measures = {measure for claim in claims for measure in claim.measures}
+    contents = RunContents.of(values, measures, sources, experiment, pair)
     notes = ("the run is unfinished",) if unfinished else ()
-    judging = _Judge(contents, pair, notes=notes)
     return [
-        replace(verdict, written=_written(claim, written, earlier, contents.sources))
+        replace(
+            verdict,
+            written=_written(claim, written, earlier, sources),
+            notes=(*notes, *verdict.notes) if verdict.results else (),
+        )
         for claim in claims
-        for verdict in _judged(claim, judging)
+        for verdict in _judged(claim, contents)
     ]
 
 
@@ -131,10 +130,8 @@ def _written(
 ) -> str | None:
     if written is None:
         return None
-    if claim.name not in written:
-        return WRITTEN[2]
-    if written[claim.name] != claim.text:
-        return WRITTEN[1]
+    if written.get(claim.name) != claim.text:
+        return WRITTEN[1 if claim.name in written else 2]
     label = WRITTEN[0]
     if earlier:
         label += f"; prompts seen before ({', '.join(earlier)})"
@@ -145,11 +142,9 @@ def _written(
 def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
     """Verdicts as a table, without their results."""
     names = ("claim", "model", "condition", "layer", "verdict", "written", "statement", "reason")
-    schema = {name: pl.Int64() if name == "layer" else pl.String() for name in names}
-    rows = [[getattr(verdict, name) for name in names] for verdict in verdicts]
-    table = pl.DataFrame(rows, schema=schema, orient="row")
-    notes = pl.Series("notes", ["; ".join(v.notes) or None for v in verdicts], dtype=pl.String())
-    return table.with_columns(notes)
+    schema = {name: pl.Int64() if name == "layer" else pl.String() for name in (*names, "notes")}
+    rows = [[*(getattr(v, n) for n in names), "; ".join(v.notes) or None] for v in verdicts]
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def verdict_dict(verdict: Verdict) -> dict[str, Any]:
@@ -163,162 +158,95 @@ def verdict_dict(verdict: Verdict) -> dict[str, Any]:
     return {**known, "notes": list(verdict.notes), "lines": results}
 
 
-def _ordered(values: pl.LazyFrame, what: str, first: Iterable[str]) -> list[str]:
-    """The values of a column: first the ones in `first`, in that order, then the others."""
-    present = values.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
-    listed = [name for name in first if name in present]
-    return listed + [name for name in present if name not in listed]
-
-
-def _judged(claim: Claim, judging: _Judge) -> list[Verdict]:
-    contents = judging.contents
+def _judged(claim: Claim, contents: RunContents) -> list[Verdict]:
+    """The verdicts on one claim."""
     try:
-        for measure in claim.measures:
-            if measure not in contents.tables:
-                raise missing(measure)
-        bindings = _bindings(claim, judging)
+        bindings = contents.bindings(claim)
     except NotMeasuredError as why:
         words = claim_sentence(claim, lambda q: (q.model or "", q.condition or ""))
-        return [Verdict(claim.name, words, "not measured", str(why), lines=claim.lines)]
-    return [verdict for binding in bindings for verdict in _bound(claim, judging, binding)]
+        return [Verdict(claim.name, words, NOT_MEASURED, str(why), lines=claim.lines)]
+    return [verdict for binding in bindings for verdict in _bound(claim, contents, binding)]
 
 
-def _bindings(claim: Claim, judging: _Judge) -> list[Binding]:
-    """Every model, and every assignment of the run's conditions to the claim's selectors."""
-    contents = judging.contents
-    quantities = [quantity for line in claim.lines for quantity in line.quantities]
-    named = [quantity.model for quantity in quantities if quantity.model is not None]
-    models: dict[str, str] = {}
-    if {"a", "b"} & set(named) - set(contents.models):
-        two = judging.pair or tuple(contents.models)
-        if len(two) != 2:
-            raise NotMeasuredError(
-                f"the claim compares two models, and this run has {len(two)}: {', '.join(two)}; "
-                "choose two with `pair`, or add models to the experiment"
-            )
-        models = {"a": two[0], "b": two[1]}
-    for name in [*(models.get(name, name) for name in named), *models.values()]:
-        if name not in contents.models:
-            raise NotMeasuredError(
-                f"no model {name!r} in this run; it has {', '.join(contents.models)}"
-            )
-    alone: list[str | None] = list(contents.models) if len(named) < len(quantities) else [None]
-    selectors = list(dict.fromkeys(quantity.selector for quantity in quantities))
-    ways = itertools.product(*(contents.matching(selector) for selector in selectors))
-    bound = [dict(zip(selectors, way, strict=True)) for way in ways]
-    # Two sides with two selectors are two conditions.
-    pairs = [(line.left.selector, line.right.selector) for line in claim.lines if line.right]
-    good = [way for way in bound if all(a == b or way[a] != way[b] for a, b in pairs)]
-    if not good:
-        raise NotMeasuredError(
-            f"the claim compares two conditions, and this run has only one that matches "
-            f"{' and '.join(selectors)}; add another to the experiment's conditions"
-        )
-    return [Binding(model, models, way) for model, way in itertools.product(alone, good)]
-
-
-def _bound(claim: Claim, judging: _Judge, binding: Binding) -> list[Verdict]:
+def _bound(claim: Claim, contents: RunContents, binding: Binding) -> list[Verdict]:
     """Verdicts for one model (or pair) and one choice of conditions."""
     condition = ", ".join(dict.fromkeys(binding.conditions.values())) or None
 
-    def names(quantity: Any) -> tuple[str, str]:
-        model = binding.model_of(quantity) if quantity.model else ""
-        return model, binding.condition_of(quantity)
-
     def verdict(word: str, reason: str, layer: int | None = None, **more: Any) -> Verdict:
-        words = claim_sentence(claim, names, layer)
+        words = claim_sentence(claim, binding.names_of, layer)
         where = (binding.model, condition, layer)
         return Verdict(claim.name, words, word, reason, *where, lines=claim.lines, **more)
 
-    sources = judging.contents.sources
     try:
-        samples = [sides(line, judging.contents, binding) for line in claim.lines]
-        for line in claim.lines:
-            if line.cluster not in (None, *sources.names):
-                raise NotMeasuredError(f"the prompts have no metadata column {line.cluster!r}")
+        samples = read_claim(claim, contents, binding)
     except NotMeasuredError as why:
-        return [verdict("not measured", str(why))]
+        return [verdict(NOT_MEASURED, str(why))]
     except UndecidableError as why:
-        return [verdict(WORDS[4], f"{why}.")]
+        return [verdict(CANNOT_TELL, f"{why}.")]
     each = claim.lines[0].scope.kind == "each"
     layers = samples[0][1].columns["layer"].to_list() if each else [None]
-    alpha = judging.alpha / len(claim.lines) / len(layers)
-    results = _decided(claim, samples, sources, alpha)
-    similar = _similar(claim, samples, sources)
+    results = _results(claim, samples, contents.sources, len(layers))
+    similar = _similar(claim, samples, contents.sources)
     clustered = {
-        name: _decided(claim, samples, replace(sources, cluster=name), alpha) for name in similar
+        name: _results(claim, samples, replace(contents.sources, cluster=name), len(layers))
+        for name in similar
     }
     verdicts = []
     for at, layer in enumerate(layers):
-        of_layer = tuple(of_line[at] for of_line in results)
-        word = _overall(of_layer)
-        notes = [
-            f"prompts of one {name} are alike (intraclass correlation {share:.2f}): counted as "
-            f"clusters it {_verb(_overall(tuple(of_line[at] for of_line in clustered[name])))}"
-            for name, share in similar.items()
-        ]
-        more = {"results": of_layer, "notes": (*judging.notes, *notes)}
-        verdicts.append(verdict(word, _reason(claim, of_layer), layer, **more))
+        words = {name: _overall(of_layers[at]) for name, of_layers in clustered.items()}
+        notes = tuple(
+            f"prompts of one {name} are alike (intraclass correlation {similar[name]:.2f}): "
+            f"counted as clusters it {word if word in (HOLDS, FAILS) else f'is {word!r}'}"
+            for name, word in words.items()
+        )
+        known = {"results": results[at], "notes": notes}
+        verdicts.append(verdict(_overall(results[at]), _reason(claim, results[at]), layer, **known))
     return verdicts
 
 
-def _verb(word: str) -> str:
-    return word if word in ("holds", "does not hold") else f"is {word!r}"
-
-
-def _decided(
+def _results(
     claim: Claim,
     samples: Sequence[tuple[Matrix | None, Matrix]],
     sources: ResamplingUnits,
-    alpha: float,
-) -> list[list[Result]]:
-    """The results of each line, one for each layer."""
-    results = []
+    layers: int,
+) -> list[tuple[Result, ...]]:
+    """The results of all lines, for each layer."""
+    by_line = []
     for line, (a, b) in zip(claim.lines, samples, strict=True):
-        contrast = contrast_of(line, a, b, _units(line, sources).labels(b.prompts))
-        results.append(decide(line, b, contrast, alpha))
-    return results
-
-
-def _units(line: Line, sources: ResamplingUnits) -> ResamplingUnits:
-    """The units that were asked for, or those of the line."""
-    return (
-        sources if sources.cluster or not line.cluster else replace(sources, cluster=line.cluster)
-    )
+        contrast = contrast_of(line, a, b, sources.of(line.cluster).labels(b.prompts))
+        by_line.append(decide(line, b, contrast, ALPHA / len(claim.lines) / layers))
+    return list(zip(*by_line, strict=True))
 
 
 def _similar(
     claim: Claim, samples: Sequence[tuple[Matrix | None, Matrix]], sources: ResamplingUnits
 ) -> dict[str, float]:
     """Metadata columns whose prompts are alike, with the largest intraclass correlation."""
-    similar: dict[str, float] = {}
-    for line, (a, b) in zip(claim.lines, samples, strict=True):
-        x = b.x if a is None else b.x - line.factor * a.x
-        for name, share in _units(line, sources).similar(x, b.prompts).items():
-            similar[name] = max(share, similar.get(name, 0.0))
-    return similar
+    by_line = [
+        sources.of(line.cluster).similar(b.x if a is None else b.x - line.factor * a.x, b.prompts)
+        for line, (a, b) in zip(claim.lines, samples, strict=True)
+    ]
+    pairs = sorted(
+        itertools.chain.from_iterable(one.items() for one in by_line), key=lambda p: p[1]
+    )
+    return dict(pairs)  # of one name the last, which is the largest
 
 
 def _overall(results: Sequence[Result]) -> str:
     """The verdict on a claim, from the words of its lines: all of them must hold."""
     words = [result.word for result in results]
-    if len(words) == 1 or set(words) == {WORDS[0]}:
+    if len(words) == 1 or set(words) == {HOLDS}:
         return words[0]
-    if any(word in (WORDS[1], WORDS[2]) for word in words):
-        return "does not hold"
-    return WORDS[4] if WORDS[4] in words else WORDS[3]
+    if any(word in (SMALLER, OPPOSITE) for word in words):
+        return FAILS
+    return CANNOT_TELL if CANNOT_TELL in words else OPEN
 
 
 def _reason(claim: Claim, results: Sequence[Result]) -> str:
     """The numbers of every line. Of several lines each has its word."""
-    texts = [
-        result_sentence(line, result) for line, result in zip(claim.lines, results, strict=True)
-    ]
+    pairs = list(zip(claim.lines, results, strict=True))
+    texts = [result_sentence(line, result) for line, result in pairs]
     if len(texts) > 1:
-        texts = [
-            f"{line.left.measure} {result.word}: {text}"
-            for line, result, text in zip(claim.lines, results, texts, strict=True)
-        ]
-        fail = sum(result.word in (WORDS[1], WORDS[2]) for result in results)
-        texts[0] = f"{fail} of {len(texts)} parts fail. " + texts[0] if fail else texts[0]
+        words = [f"{line.left.measure} {result.word}: " for line, result in pairs]
+        texts = [word + text for word, text in zip(words, texts, strict=True)]
     return "; ".join(texts) + "."

@@ -17,8 +17,13 @@ from attnscope.figures.select import AbsentError, Choice, check_known, models_in
 from attnscope.figures.shapes.forest import Forest
 from attnscope.figures.text_format import count, join
 from attnscope.spec.claims import Claim, Line, load_claims
-from attnscope.stats.robustness import CHOICES, not_judged_note, robustness, robustness_summary
-from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.sensitivity import (
+    CHOICES,
+    not_judged_note,
+    robustness,
+    robustness_summary,
+    sensitivity,
+)
 from attnscope.stats.sentences import claim_sentence
 
 ROWS = 72
@@ -35,7 +40,7 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
     summary = robustness_summary(table)
     agree, overturned = _agreement(table, summary), summary["verdicts"] - summary["same_verdict"]
     drawn = data["low"].null_count() < data.height
-    places = {"quantity": "{}", "panel": "{}", "choice": "{}", "head": "head {}"}
+    places = {"quantity": "{}", "panel": "{}", "choice": "{}"}
     shown = {c: f for c, f in places.items() if c in data.columns and (c != "panel" or several)}
     statement = claim_sentence(claim, lambda q: (q.model or "", q.condition or "")).rstrip(".")
     rows = rows_title or "normalisation only"
@@ -182,7 +187,8 @@ def _rows(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
     for column, values in chosen_values.items():
         if values is None or values == (None,):
             continue
-        present = table[column].drop_nulls().unique(maintain_order=True).to_list()
+        known = table[column].drop_nulls() if column in table.columns else pl.Series()
+        present = known.unique(maintain_order=True).to_list()
         kept = check_known(column, values, present or ["none: this claim has no such choice"])
         table = table.filter(pl.col(column).is_in(kept))
     if table.is_empty():
@@ -221,7 +227,7 @@ def _laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
         pl.when("reference").then(pl.lit("nothing")).otherwise("changed").alias("changed"),
     )
     data = in_order(data, panel=list(dict.fromkeys(blocks)))
-    columns = ["panel", "choice", "quantity", "model", "layer", "head", *CHOICES]
+    columns = ["panel", "choice", "quantity", "model", "layer", *CHOICES]
     columns += ["kind", "count", "position", "against", "scale", "difference", "low", "high", "n"]
     columns += ["p", "verdict", "changed", "reference", "same_sign", "same_verdict"]
     always = {"difference", "low", "high", "p", "same_sign", "same_verdict"}
@@ -301,11 +307,8 @@ def _reference(table: pl.DataFrame) -> str:
 
 def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
     """For each model and layer: the choices that agree, and the smallest changes that do not."""
-    once = table.unique(["model", "layer", *CHOICES], keep="first", maintain_order=True)
     notes = []
-    for row in robustness(
-        once.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head"))
-    ).to_dicts():
+    for row in robustness(table).to_dicts():
         where = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
         location = ", ".join(one for one in where if one is not None)
         if row["verdict"] is None:
