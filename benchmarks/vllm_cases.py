@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import vllm_compare
+
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-
-CLASSES = 7
-"""Token ids modulo this number are the classes whose masses are compared."""
 
 
 @dataclass
@@ -243,85 +242,27 @@ CASES = {
 }
 
 
-def random_model(name: str, folder: str) -> str:
-    """A small model with random weights in a folder."""
-    import torch
-    import transformers as t
-
-    common: dict[str, Any] = {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "vocab_size": 512,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    grouped = {
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 256,
-        "max_position_embeddings": 1024,
-        "sliding_window": 32,
-    }
-    if name == "gemma2":
-        config: Any = t.Gemma2Config(
-            **common, **grouped, attn_logit_softcapping=2.0, query_pre_attn_scalar=32
-        )
-    elif name == "gpt_oss":
-        config = t.GptOssConfig(
-            **common, **grouped, num_local_experts=4, num_experts_per_tok=2, rope_scaling=None
-        )
-    else:
-        config = t.BloomConfig(**common, n_head=4, n_layer=4)
-    torch.manual_seed(0)
-    model: Any = t.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if any(
-                part in parameter_name
-                for part in ("q_proj.weight", "k_proj.weight", "key_value.weight")
-            ):
-                parameter.mul_(12.0)
-            if "sinks" in parameter_name:
-                parameter.normal_()
-    model.save_pretrained(folder)
-    return folder
-
-
-def prompts_of(case: Case, vocabulary: int) -> list[list[int]]:
-    import torch
-
-    draw = torch.Generator().manual_seed(len(case.what))
-    shared = torch.randint(5, vocabulary, (case.shared,), generator=draw).tolist()
-    lengths = [5 + (i * 37) % max(1, case.longest - 5) for i in range(case.requests)]
-    lengths[-1] = case.longest
-    return [
-        shared + torch.randint(5, vocabulary, (length,), generator=draw).tolist()
-        for length in lengths
-    ]
-
-
 def run_case(name: str, folder: str) -> dict[str, Any]:
     """Run one case in this process."""
-    import torch
     from vllm import LLM
 
     import attnscope
 
     case = CASES[name]
     settings = {"max_model_len": 1024, "dtype": "float32", "enforce_eager": True, **case.engine}
-    random = case.model in ("gemma2", "gpt_oss", "bloom")
+    random = case.model in vllm_compare.RANDOM
     llm = LLM(folder, skip_tokenizer_init=random, disable_log_stats=True, **settings)
-    vocabulary = 500 if random else 40000
-    prompts = prompts_of(case, vocabulary)
-    preemptions = _count_preemptions(llm)
+    vocabulary = vllm_compare.VOCABULARY if random else 40000
+    prompts = vllm_compare.random_prompts(
+        case.requests, case.longest, vocabulary, shared=case.shared
+    )
+    preemptions = count_preemptions_of(llm)
     with attnscope.watch(llm, queries=case.queries) as scopes:
         outputs = case.run(case, llm, prompts)
     llm.attnscope_preemptions = next(preemptions)
     happened = "" if case.check is None else case.check(llm, scopes, outputs)
-    differences, tokens = compare(folder, scopes, outputs, case.queries, settings["dtype"])
-    del torch
+    model = vllm_compare.eager_model(folder, settings["dtype"])
+    differences, tokens = vllm_compare.compare(model, scopes, outputs, case.queries)
     return {
         "case": name,
         "what": case.what,
@@ -333,7 +274,7 @@ def run_case(name: str, folder: str) -> dict[str, Any]:
     }
 
 
-def _count_preemptions(llm: Any) -> Iterator[int]:
+def count_preemptions_of(llm: Any) -> Iterator[int]:
     """Counts preemptions of an engine in this process."""
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
     count = 0
@@ -354,64 +295,6 @@ def _count_preemptions(llm: Any) -> Iterator[int]:
     return counter()
 
 
-def compare(
-    folder: str, scopes: Any, outputs: list[Any], queries: str, dtype: str
-) -> tuple[dict[str, float], int]:
-    """Largest differences from eager attention of transformers on the same token ids."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=getattr(torch, dtype)
-    )
-    worst: dict[str, float] = {}
-    tokens = 0
-    for output in outputs:
-        scope = scopes[output.request_id]
-        for b, completion in enumerate(output.outputs):
-            ids = [*output.prompt_token_ids, *completion.token_ids]
-            ids = ids[: max(len(ids) - 1, len(output.prompt_token_ids))]
-            length = len(ids)
-            if completion.finish_reason not in ("length", "stop"):  # aborted: as far as it ran
-                length = int((scope._padding[b] > 0).sum())
-                ids = scope.tokens[b, :length].tolist()
-                seen = [*output.prompt_token_ids, *completion.token_ids]
-                assert ids[: len(seen)] == seen[:length]
-            else:
-                assert scope.tokens[b, :length].tolist() == ids
-                assert int(scope._padding[b].sum()) == length
-            tokens += length
-            prompt = len(output.prompt_token_ids)
-            first = {"all": 0, "generated": prompt, "predicts": prompt - 1}[queries]
-            if first >= length:
-                continue
-            with torch.no_grad():
-                dense = model(torch.tensor([ids]), output_attentions=True).attentions
-            classes = torch.full((len(output.outputs), scope.tokens.shape[1]), -1)
-            classes[b, :length] = torch.tensor(ids) % CLASSES
-            for layer in scope.layers:
-                A = dense[layer][0, :, first:, :length].float()
-                assert int(scope.count(layer)[b]) == A.shape[1]
-                one_hot = torch.nn.functional.one_hot(classes[b, :length], CLASSES).float()
-                pairs = {
-                    "received": (scope.received(layer)[b, :, :length], A.sum(1)),
-                    "received per query": (
-                        scope.received(layer)[b, :, :length] / A.shape[1],
-                        A.mean(1),
-                    ),
-                    "entropy": (scope.entropy(layer)[b], torch.special.entr(A).sum(-1).mean(1)),
-                    "first token": (scope.first_token(layer)[b], A[:, :, 0].mean(1)),
-                    "class mass": (
-                        scope.mass(layer, classes, CLASSES)[b],
-                        (A @ one_hot).mean(1),
-                    ),
-                }
-                for name, (value, other) in pairs.items():
-                    off = float((value - other).abs().max())
-                    worst[name] = max(worst.get(name, 0.0), off)
-    return worst, tokens
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help=", ".join(CASES))
@@ -428,7 +311,9 @@ def main() -> None:
     for name in arguments.cases or CASES:
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
-            chosen = getattr(arguments, case.model, None) or random_model(case.model, folder)
+            chosen = getattr(arguments, case.model, None) or vllm_compare.random_model(
+                case.model, folder
+            )
             environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ, **case.environment}
             done = subprocess.run(
                 [sys.executable, __file__, "--one", f"{name}={chosen}"],

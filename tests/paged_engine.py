@@ -45,7 +45,17 @@ def write_paired(keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> 
     by_token[slots // page, :, slots % page] = values.to(cache.dtype)
 
 
-WRITERS = {"plain": write_plain, "transposed": write_transposed, "paired": write_paired}
+def write_after(keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Values before keys."""
+    write_plain(values, keys, cache, slots)
+
+
+WRITERS = {
+    "plain": write_plain,
+    "after": write_after,
+    "transposed": write_transposed,
+    "paired": write_paired,
+}
 
 
 @dataclass

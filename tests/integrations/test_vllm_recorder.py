@@ -7,9 +7,10 @@ import torch
 from torch.nn.functional import pad
 
 from attnscope.errors import InputError, ModelError
+from attnscope.integrations.vllm import query_buffer, reduction
 from attnscope.integrations.vllm import recorder as recorders
-from attnscope.integrations.vllm import reduction
 from attnscope.integrations.vllm.pages import learn_layout
+from attnscope.integrations.vllm.pending_queries import RecorderOptions
 from attnscope.integrations.vllm.recorder import Recorder
 from attnscope.integrations.vllm.requests import RequestOptions
 from paged_engine import WRITERS, Model, PagedEngine, Sequence, expected
@@ -28,20 +29,23 @@ def make(
     memory: int = 1 << 30,
     stop_strings_late: bool = False,
     backend: str = "streaming",
+    class_sets: dict[str, torch.Tensor] | None = None,
+    most_finished: int | None = None,
     **model: Any,
 ) -> PagedEngine:
     torch.manual_seed(0)
     built = Model.of(specs, **model)
-    recorder = Recorder(
-        built.layers,
+    options = RecorderOptions(
         default=RequestOptions(queries=queries, keep=keep),
         backend=backend,
         memory=memory,
         late_steps=late_steps,
         stop_strings_late=stop_strings_late,
         class_of=class_of,
+        class_sets=class_sets or {},
+        most_finished=most_finished,
     )
-    return PagedEngine(built, recorder)
+    return PagedEngine(built, Recorder(built.layers, options))
 
 
 def check(
@@ -57,7 +61,7 @@ def check(
         group = groups[layer.layer]
         i = group["layers"].index(layer.layer)
         dense, weights = expected(layer, sequence, positions, length)
-        sums = group["sums"].sums
+        sums = group["sums"]
         for name in ("received", "received_later", "entropy", "self_mass", "mass"):
             value = getattr(sums, name)[i]
             if name.startswith("received"):
@@ -66,7 +70,7 @@ def check(
         assert not bool(sums.received[i, :, length:].any())
         if layer.sinks is not None:
             taken = 1 - weights.sum(-1)
-            torch.testing.assert_close(group["sums"].sink[i], taken.sum(-1), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(sums.sink[i], taken.sum(-1), rtol=1e-4, atol=1e-4)
         for at, rows in group["kept"]:
             of = [positions.index(position) for position in at]
             part = pad(rows[i], (0, length - rows.shape[-1]))
@@ -234,14 +238,14 @@ def test_queries_that_the_prefix_cache_replaced_are_reported() -> None:
 
 
 def test_a_small_buffer_is_flushed_and_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders, "PENDING_BYTES", 0)
-    monkeypatch.setattr(recorders, "MIN_PENDING", 7)
+    monkeypatch.setattr(query_buffer, "PENDING_BYTES", 0)
+    monkeypatch.setattr(query_buffer, "MIN_PENDING", 7)
     engine = make(late_steps=1)
     sequences = [engine.add(str(i), 3 + i, 14, seed=20 + i) for i in range(3)]
     engine.step({"0": 3, "1": 4, "2": 5})  # more rows than the buffer has
     for _ in range(6):
         engine.step({"0": 1, "1": 1, "2": 1})
-    assert engine.recorder.capacity == 7
+    assert engine.recorder.pending.buffer.capacity == 7
     for i, sequence in enumerate(sequences):
         check(engine, sequence, 9 + i, list(range(9 + i)))
 
@@ -290,7 +294,7 @@ def test_flow_counts_queries_by_the_class_of_their_token() -> None:
     for _ in range(4):
         engine.step({"a": 1})
     result = check(engine, a, None, list(range(10)))
-    flow = result["groups"][0]["sums"].sums.flow
+    flow = result["groups"][0]["sums"].flow
     for c in range(2):
         positions = [i for i in range(10) if class_of[a.ids[i]] == c]
         dense, _ = expected(engine.model.layers[0], a, positions, 10)
@@ -327,8 +331,8 @@ def test_unknown_options_of_a_request_are_its_error() -> None:
 
 def test_random_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many requests that start, pause, lose their pages and end at random."""
-    monkeypatch.setattr(recorders, "PENDING_BYTES", 0)
-    monkeypatch.setattr(recorders, "MIN_PENDING", 24)
+    monkeypatch.setattr(query_buffer, "PENDING_BYTES", 0)
+    monkeypatch.setattr(query_buffer, "MIN_PENDING", 24)
     monkeypatch.setattr(recorders, "LARGE_ROWS", 9)
     monkeypatch.setattr(reduction, "STACKED_BYTES", 1500)
     for seed in range(6):
@@ -362,3 +366,87 @@ def test_random_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
                     engine.finish(name)
         for sequence, length in done:
             check(engine, sequence, length, list(range(length)))
+
+
+@pytest.mark.parametrize("large", [4, 1000])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_by_class_do_not_grow_with_the_text(
+    large: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorders, "LARGE_ROWS", large)
+    shares = torch.nn.functional.one_hot(torch.arange(50) % 4, 4).float() * 0.5
+    engine = make([{}, {"window": 5}], class_sets={"default": shares}, backend=backend)
+    a = engine.add("a", 11, 40, seed=18, options=["mass"])
+    engine.step({"a": 6})
+    engine.step({"a": 5})
+    request = engine.recorder.requests["a"]
+    for _ in range(4):
+        engine.step({"a": 1})
+    engine.recorder.pending.flush([request])
+    size = request.nbytes
+    for _ in range(20):
+        engine.step({"a": 1})
+    engine.recorder.pending.flush([request])
+    assert request.nbytes == size
+    result = engine.recorder.collect({"a": None})["a"]
+    assert result["by_class"]
+    for g, layer in enumerate(engine.model.layers):
+        sums = result["groups"][g]["sums"]
+        dense, _ = expected(layer, a, list(range(35)), 35)
+        by_class = dense.received[0] @ shares[torch.tensor(a.ids[:35])]
+        torch.testing.assert_close(sums.received[0, :, 1:], by_class, rtol=1e-4, atol=1e-4)
+        first = dense.received[0, :, 0]
+        torch.testing.assert_close(sums.received[0, :, 0], first, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sums.entropy[0], dense.entropy[0], rtol=1e-4, atol=1e-4)
+
+
+def test_measures_by_token_keep_sums_by_key() -> None:
+    engine = make(class_sets={"default": torch.ones(50, 1)})
+    a = engine.add("a", 4, 9, options={"measures": ["mass", "received"]})
+    engine.step({"a": 4})
+    engine.step({"a": 1})
+    assert not check(engine, a, None, list(range(5)))["by_class"]
+
+
+def test_finished_requests_that_nobody_reads_are_dropped() -> None:
+    engine = make(most_finished=2)
+    for i in range(4):
+        engine.add(str(i), 4, 8, seed=i)
+        engine.step({str(i): 4})
+        engine.step({str(i): 1})
+        engine.finish(str(i))
+    engine.add("last", 4, 8)
+    engine.step({"last": 4})
+    recorder = engine.recorder
+    assert list(recorder.requests) == ["2", "3", "last"]
+    assert not recorder.pending.token_rows
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"queries": "sample:4"}, "unknown-queries"),
+        ({"queries": [1, 1]}, "unknown-queries"),
+        ({"queries": [-1]}, "unknown-queries"),
+        ({"measures": ["n_heads"]}, "unknown-measure"),
+        ({"measures": "mass"}, "bad-options"),
+        ({"classes": "/etc/passwd"}, "unknown-class-set"),
+        ({"classes": ["default"]}, "unknown-class-set"),
+        ({"keep": 1}, "not-boolean"),
+        ({"measures": ["rows"]}, "too-many-rows"),
+        ({"measures": ["rows"], "queries": list(range(65))}, "too-many-rows"),
+        ("{", "bad-options"),
+        (3, "bad-options"),
+    ],
+)
+def test_wrong_options_of_a_request(options: Any, code: str) -> None:
+    with raises(InputError, code):
+        RequestOptions.parse(options)
+
+
+def test_options_of_a_request() -> None:
+    parsed = RequestOptions.parse('{"measures": ["rows"], "queries": [7, 3]}')
+    assert parsed.queries == (3, 7)
+    assert parsed.keep
+    assert parsed.by_class
+    assert not RequestOptions.parse(["average"]).by_class

@@ -26,7 +26,7 @@ from attnscope.scope.pending import (
 from attnscope.scope.query_selection import QuerySelection, select
 from attnscope.scope.sampling import exact_lse, spot_check
 from attnscope.scope.stored_rows import StoredRows, store_rows, store_weights
-from attnscope.scope.sums import SumsBlock, add_sums, at_position
+from attnscope.scope.sums import SumsBlock, add_sink, add_sums, at_position, sink_weights
 from attnscope.scope.text_sums import TextSums
 
 # The share of free memory that stored queries and keys may use.
@@ -135,8 +135,8 @@ class Reducer:
             if selection.sampled:
                 known = rows_of(spec, q, k, selection.all_rows.repeat(L), lse, 0, L).lse
             assert known is not None
-            taken = torch.exp(spec.sinks.detach().double()[:, None] - known)
-            _add_sink(sums, taken, selection, L)
+            positions = selection.positions().repeat(L, 1)
+            add_sink(sums, sink_weights(spec.sinks, known), positions)
         return at_position(sums, spec.geometry.first_key)
 
     def _in_place(
@@ -270,7 +270,7 @@ def _reduce_weights(
     sums = reference.totals(A, self_key, row_sum.log(), counted.float(), None, group, groups)
     deviation = ((row_sum - 1).abs() * counted[:, None]).max().item()
     if has_sinks:
-        _add_sink(sums, 1 - row_sum, selection, 1)
+        add_sink(sums, 1 - row_sum, selection.positions())
     elif deviation > 2e-2:  # a check at the end of the pass finds NaN
         raise ConservationError(
             f"a row of attention weights adds up to 1 only within {deviation:.3g}; dropout changes "
@@ -281,10 +281,3 @@ def _reduce_weights(
         )
     sums = received_unseen(sums, ~selection.visibility().to(A.device).any(2))
     return at_position(sums, geometry.first_key)
-
-
-def _add_sink(sums: AttentionSums, taken: Tensor, selection: QuerySelection, L: int) -> None:
-    """Add the attention of each row on learned sinks, [L · B, H, M]."""
-    where = selection.positions().repeat(L, 1)[:, None].to(taken.device)
-    taken = taken.double() * (where >= 0)
-    sums.sink, sums.sink_position = taken.sum(-1), (taken * where).sum(-1)

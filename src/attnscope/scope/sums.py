@@ -145,6 +145,30 @@ def add_sums(sums: AttentionSums, more: AttentionSums) -> AttentionSums:
     return sums
 
 
+def sink_weights(sinks: Tensor, lse: Tensor) -> Tensor:
+    """float64 [B, H, M]: the attention of each row on learned sinks [H]."""
+    return torch.exp(sinks.detach().double()[:, None] - lse.double())
+
+
+def add_sink(sums: AttentionSums, taken: Tensor, positions: Tensor) -> None:
+    """Add the attention on learned sinks [B, H, M] of rows at `positions` [B or 1, M], -1 for a
+    row that does not count."""
+    where = positions[:, None].to(taken.device)
+    taken = taken.double() * (where >= 0)
+    sums.sink, sums.sink_position = taken.sum(-1), (taken * where).sum(-1)
+
+
+def stack_sums(parts: Sequence[AttentionSums]) -> AttentionSums:
+    """The sums of several layers, one after the other along the batch."""
+    if len(parts) == 1:
+        return parts[0]
+    stacked: dict[str, Any] = {}
+    for each in fields(AttentionSums):
+        values = [getattr(part, each.name) for part in parts]
+        stacked[each.name] = None if any(value is None for value in values) else torch.cat(values)
+    return AttentionSums(**stacked)
+
+
 def at_position(sums: AttentionSums, first_key: int) -> AttentionSums:
     """Sums by position, if key 0 is at position `first_key`."""
     if first_key:

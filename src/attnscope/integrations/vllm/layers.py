@@ -24,13 +24,8 @@ def refused(what: str, code: str, instead: str, **values: object) -> ModelError:
     return ModelError(f"attnscope does not support {what} of vLLM. {instead}", code=code, **values)
 
 
-def check_config(config: Any, *, graphs: bool = True) -> None:
-    """Refuse settings of vLLM under which attention cannot be measured.
-
-    Args:
-        config: The `VllmConfig` of the engine.
-        graphs: Whether CUDA graphs may contain attention; False inside the plugin's backends.
-    """
+def check_config(config: Any) -> None:
+    """Refuse settings of vLLM, a `VllmConfig`, under which attention cannot be measured."""
     parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
     if config.speculative_config is not None:
         raise refused(
@@ -52,7 +47,7 @@ def check_config(config: Any, *, graphs: bool = True) -> None:
             "pooling models and encoder–decoder models", "no-decoder", "Use a generative decoder"
         )
     mode = config.compilation_config.cudagraph_mode
-    if graphs and mode is not None and mode.has_full_cudagraphs():
+    if mode is not None and mode.has_full_cudagraphs():
         raise refused(
             "CUDA graphs that contain attention",
             "full-graphs",
@@ -132,6 +127,8 @@ def check_module(name: str, module: Any) -> None:
         "attention to both sides inside images": getattr(module, "use_mm_prefix", False),
         "ALiBi together with a soft-cap": impl.alibi_slopes is not None
         and bool(impl.logits_soft_cap),
+        "ALiBi together with learned sinks": impl.alibi_slopes is not None
+        and impl.sinks is not None,
     }.items():
         if present:
             raise refused(

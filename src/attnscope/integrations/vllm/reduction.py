@@ -13,11 +13,13 @@ from torch import Tensor
 from attnscope import kernels
 from attnscope.integrations.vllm.pages import PageLayout
 from attnscope.kernels import AttentionSums, KernelRows, reference
-from attnscope.scope.conservation import compare_unseen
-from attnscope.scope.sums import add_sums
+from attnscope.scope.conservation import compare_unseen, received_unseen
+from attnscope.scope.sums import BY_KEY, add_sink, at_position, sink_weights, stack_sums
 
 STACKED_BYTES = 64 << 20
 """Keys of several layers are copied side by side up to this many bytes, and one layer always."""
+ROW_BLOCK = 1 << 22
+"""Weights that are computed at a time."""
 # The exponentials of a row stay finite if no score exceeds its offset by more than this.
 REACH = 80.0
 
@@ -82,62 +84,30 @@ class Rows:
         return first - first % page, int(self.positions[-1]) + 1
 
 
-@dataclass(eq=False, kw_only=True)
-class RequestSums:
-    """Sums over queries of one request, for a group of layers."""
-
-    sums: AttentionSums
-    """[L, …]; key 0 is at position 0."""
-    sink: Tensor | None = None
-    """float64 [L, H]: attention on learned sinks."""
-    sink_position: Tensor | None = None
-    """float64 [L, H]: the same, times the position of the query."""
-
-    def add(self, other: "RequestSums") -> None:
-        """Add the sums of other queries."""
-        self.sums = add_sums(self.sums, other.sums)
-        if self.sink is not None and other.sink is not None:
-            self.sink = self.sink + other.sink
-        if self.sink_position is not None and other.sink_position is not None:
-            self.sink_position = self.sink_position + other.sink_position
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the sums."""
-        values = (getattr(self.sums, each.name) for each in fields(self.sums))
-        return sum(value.nbytes for value in values if value is not None)
-
-
 def reduce_rows(
     group: Sequence[AttentionLayer],
     q: Tensor,
     caches: Sequence[Tensor],
     rows: Rows,
-    *,
     backend: str,
     n_classes: int = 0,
-) -> RequestSums:
-    """The sums over some queries of a request, from queries [L, T, H, D] and the KV caches."""
+) -> AttentionSums:
+    """The sums over some queries of a request [L, …], from queries [L, T, H, D] and KV caches.
+
+    Key 0 is at position 0.
+    """
     first, _ = rows.extent(group[0].window, caches[0].shape[2])
-    parts, sinks = [], []
+    parts = []
     for inputs in kernel_inputs(group, q, caches, rows, n_classes):
         if backend == "streaming":
             inputs = with_offsets(inputs)
         sums = compare_unseen(inputs, kernels.kernel(backend)(inputs))
         if inputs.sinks is not None:
             assert sums.lse is not None
-            sinks.append(torch.exp(inputs.sinks.double()[:, None] - sums.lse.double()))
+            add_sink(sums, sink_weights(inputs.sinks, sums.lse), rows.positions[None])
         # vLLM's attention gives no log-sum-exp to compare with.
-        parts.append(replace(sums, lse=None, lse_error=None))
-    sums = _stack(parts)
-    if first:
-        sums = _shifted(sums, first)
-    result = RequestSums(sums=sums)
-    if sinks:
-        taken = torch.cat(sinks)
-        result.sink = taken.sum(-1)
-        result.sink_position = (taken * rows.positions.to(taken.device)).sum(-1)
-    return result
+        parts.append(replace(at_position(sums, first), lse_error=None))
+    return stack_sums(parts)
 
 
 def reduces_pages(layers: Sequence[AttentionLayer], q: Tensor, cache: Tensor, backend: str) -> bool:
@@ -151,24 +121,25 @@ def reduces_pages(layers: Sequence[AttentionLayer], q: Tensor, cache: Tensor, ba
 
 def reduce_pages(
     group: Sequence[AttentionLayer], q: Tensor, caches: Sequence[Tensor], requests: Sequence[Rows]
-) -> list[RequestSums]:
+) -> list[AttentionSums]:
     """The sums of queries of several requests, one launch for each layer.
 
     Every request has contiguous queries. The arguments are those of `reduce_rows`.
     """
     from attnscope.kernels import triton_paged
 
-    device = q.device
+    device, page = q.device, caches[0].shape[2]
     counts = torch.tensor([len(rows.positions) for rows in requests], dtype=torch.int32)
     first = torch.tensor([int(rows.positions[0]) for rows in requests], dtype=torch.int32)
-    keys = [int(rows.positions[-1]) + 1 for rows in requests]
+    keys: list[int] = (first + counts).tolist()
     chosen = q.index_select(1, torch.cat([rows.index for rows in requests]))
     starts = (counts.cumsum(0) - counts).int()
-    parts: list[list[RequestSums]] = [[] for _ in requests]
+    unseen = _unseen(first, first + counts, group[0].window, max(keys)).to(device)
+    parts: list[list[AttentionSums]] = [[] for _ in requests]
     for layer, of_layer, cache in zip(group, chosen, caches, strict=True):
         view = layer.layout.view(cache)
         assert view is not None
-        tables = [rows.pages(layer.name)[: -(-max(keys) // cache.shape[2])] for rows in requests]
+        tables = [rows.pages(layer.name)[: -(-max(keys) // page)] for rows in requests]
         sums, lse = triton_paged.reduce(
             triton_paged.PagedRows(
                 q=of_layer,
@@ -185,15 +156,24 @@ def reduce_pages(
                 window=layer.window,
             )
         )
-        for r, rows in enumerate(requests):
-            one = RequestSums(sums=_of_request(sums, r, keys[r]))
+        sums = received_unseen(sums, unseen)
+        for r, (rows, some) in enumerate(
+            zip(requests, torch.split(lse, counts.tolist(), 1), strict=True)
+        ):
+            one = _of_request(sums, r, keys[r])
             if layer.sinks is not None:
-                some = lse[:, starts[r] : starts[r] + counts[r]].double()
-                taken = torch.exp(layer.sinks.double()[:, None] - some)[None]
-                one.sink = taken.sum(-1)
-                one.sink_position = (taken * rows.positions.to(device)).sum(-1)
+                add_sink(one, sink_weights(layer.sinks, some[None]), rows.positions[None])
             parts[r].append(one)
     return [stack_sums(layers) for layers in parts]
+
+
+def _unseen(first: Tensor, stop: Tensor, window: int | None, keys: int) -> Tensor:
+    """bool [R, 1, keys]: the keys that no query of a request sees."""
+    order = torch.arange(keys)
+    unseen = order >= stop[:, None]
+    if window is not None:
+        unseen |= order < first[:, None] - window + 1
+    return unseen[:, None]
 
 
 def _of_request(sums: AttentionSums, r: int, keys: int) -> AttentionSums:
@@ -202,33 +182,24 @@ def _of_request(sums: AttentionSums, r: int, keys: int) -> AttentionSums:
     for each in fields(AttentionSums):
         value = getattr(sums, each.name)
         if value is not None:
-            parts[each.name] = (
-                value[r : r + 1, :, :keys].clone() if value.ndim > 2 else value[r : r + 1]
-            )
+            by_key = each.name in BY_KEY
+            parts[each.name] = value[r : r + 1, ..., :keys].clone() if by_key else value[r : r + 1]
     return AttentionSums(**parts)
-
-
-def stack_sums(parts: Sequence[RequestSums]) -> RequestSums:
-    """The sums of several layers, one after the other."""
-    result = RequestSums(sums=_stack([part.sums for part in parts]))
-    sinks = [part.sink for part in parts if part.sink is not None]
-    positions = [part.sink_position for part in parts if part.sink_position is not None]
-    if sinks:
-        result.sink, result.sink_position = torch.cat(sinks), torch.cat(positions)
-    return result
 
 
 def row_weights(
     group: Sequence[AttentionLayer], q: Tensor, caches: Sequence[Tensor], rows: Rows
 ) -> Tensor:
     """float32 [L, H, M, K]: the attention rows of some queries, 0 on keys that they do not see."""
-    first, _ = rows.extent(group[0].window, caches[0].shape[2])
-    parts = []
-    for at, layer in enumerate(group):  # one at a time: the definition computes in float64
-        inputs = kernel_inputs([layer], q[at : at + 1], caches[at : at + 1], rows, 0)
-        parts.append(reference.weights(inputs[0])[0].float())
-    weights = torch.cat(parts)
-    return torch.nn.functional.pad(weights, (first, 0)) if first else weights
+    first, last = rows.extent(group[0].window, caches[0].shape[2])
+    M, step = len(rows.positions), max(1, ROW_BLOCK // (group[0].heads * (last - first)))
+    weights = q.new_zeros(len(group), group[0].heads, M, last, dtype=torch.float32)
+    for at, layer in enumerate(group):
+        inputs = kernel_inputs([layer], q[at : at + 1], caches[at : at + 1], rows, 0)[0]
+        for m in range(0, M, step):  # the definition computes in float64
+            some = slice(m, m + step)
+            weights[at, :, some, first:] = reference.weights(inputs.select_rows(0, some))[0][0]
+    return weights
 
 
 def kernel_inputs(
@@ -319,24 +290,3 @@ def with_offsets(rows: KernelRows) -> KernelRows:
     if not bool((bound - offset <= REACH).all()):  # also where a number is not finite
         return rows
     return replace(rows, lse=offset)
-
-
-def _stack(parts: Sequence[AttentionSums]) -> AttentionSums:
-    if len(parts) == 1:
-        return parts[0]
-    joined: dict[str, Any] = {}
-    for each in fields(AttentionSums):
-        values = [getattr(part, each.name) for part in parts]
-        joined[each.name] = None if any(value is None for value in values) else torch.cat(values)
-    return AttentionSums(**joined)
-
-
-def _shifted(sums: AttentionSums, first: int) -> AttentionSums:
-    """The sums with `first` keys of 0 before them."""
-    moved: dict[str, Any] = {}
-    for name in ("received", "received_later", "flow"):
-        value = getattr(sums, name)
-        moved[name] = None if value is None else torch.nn.functional.pad(value, (first, 0))
-    if sums.unseen_key is not None:
-        moved["unseen_key"] = sums.unseen_key + first
-    return replace(sums, **moved)

@@ -1,15 +1,31 @@
 """The requests of a worker: what vLLM schedules, and which queries of a request count."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from attnscope.errors import AttnscopeError, InputError, is_int, unknown
+from attnscope.errors import InputError, is_int, unknown
+from attnscope.measures.registry import BY_HEAD, MEASURES
+from attnscope.tokens.class_sets import NAMED
 
 QUERIES = ("all", "last", "generated", "predicts")
 MAX_OPTIONS = 10_000
 """Characters of the options of a request that are read."""
+MAX_ROWS = 64
+"""Queries whose attention rows a server answers with."""
+BY_CLASS = ("mass", "entropy", "effective_tokens", "first_token", "self_mass", "learned_sink_mass")
+"""Measures for which sums by class of the key are enough."""
+BY_TOKEN = ("received", "average")
+"""Measures with a number for each token."""
+SERVED = (
+    "mass",
+    "rows",
+    *BY_TOKEN,
+    *(name for name in BY_HEAD if MEASURES[name].needs == {"sums"}),
+)
+"""Measures that a server answers with."""
+SERVED_BY_DEFAULT = ("mass", "entropy", "first_token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +37,9 @@ class RequestOptions:
     keep: bool = False
     """Whether the attention rows of the counted queries are kept."""
     measures: tuple[str, ...] = ()
-    """What a server answers; default: its own choice."""
+    """What a server answers; empty for its default."""
     classes: str = "default"
-    """The set of token classes of a server's answer."""
+    """The built-in set of token classes of a server's answer."""
 
     @classmethod
     def parse(cls, options: object) -> "RequestOptions":
@@ -51,10 +67,22 @@ class RequestOptions:
         keep, classes = options.get("keep", False), options.get("classes", "default")
         if not isinstance(keep, bool):
             raise InputError(f"keep={keep!r} must be True or False", code="not-boolean")
-        names = isinstance(measures, list | tuple) and all(isinstance(m, str) for m in measures)
-        if not names or not isinstance(classes, str):
+        if not isinstance(measures, list | tuple):
             raise _bad_options(options)
+        for measure in measures:
+            if measure not in SERVED:
+                raise unknown("measure", measure, SERVED)
+        if not isinstance(classes, str) or classes not in NAMED:  # a path would be a stranger's
+            raise unknown("class set", classes, NAMED)
+        if "rows" in measures:
+            keep = _check_rows(queries)
         return cls(queries=queries, keep=keep, measures=tuple(measures), classes=classes)
+
+    @property
+    def by_class(self) -> bool:
+        """Whether sums by class of the key are enough for the measures."""
+        measures = self.measures or SERVED_BY_DEFAULT
+        return all(measure in BY_CLASS or measure == "rows" for measure in measures)
 
     @property
     def needs_prompt(self) -> bool:
@@ -85,6 +113,18 @@ def _positions(values: Sequence[object]) -> tuple[int, ...]:
             f"queries {values!r} must be different positions from 0", code="unknown-queries"
         )
     return tuple(sorted(positions))
+
+
+def _check_rows(queries: str | tuple[int, ...]) -> bool:
+    """Whether rows of these queries are few enough; an error if not."""
+    if queries == "last" or (isinstance(queries, tuple) and len(queries) <= MAX_ROWS):
+        return True
+    raise InputError(
+        f"rows need queries='last' or a list of at most {MAX_ROWS} positions, not {queries!r}",
+        code="too-many-rows",
+        value=queries,
+        most=MAX_ROWS,
+    )
 
 
 def _bad_options(options: object) -> InputError:
@@ -156,41 +196,3 @@ class Step:
             blocks=blocks,
             replaced=[*cached.resumed_req_ids, *(request.id for request in new)],
         )
-
-
-@dataclass(eq=False, kw_only=True)
-class TrackedRequest:
-    """A measured request."""
-
-    id: str
-    prompt_length: int
-    options: RequestOptions
-    raw_options: Any = None
-    hold: int = 0
-    """How many of the latest queries may turn out not to belong to the completion."""
-    token_ids: dict[int, int] = field(default_factory=dict)
-    """By position: the token ids that the model read, as far as they are known."""
-    length: int = 0
-    """Number of tokens that the model has read."""
-    missing: list[tuple[int, int]] = field(default_factory=list)
-    """Positions, from and to, whose queries never ran here: the prefix cache had their keys."""
-    blocks: set[int] = field(default_factory=set)
-    finished: bool = False
-    error: AttnscopeError | None = None
-
-    def advance(self, first: int, count: int) -> Iterator[int]:
-        """Note that the model reads `count` tokens from position `first`; yields the positions
-        that count and were not measured before."""
-        if first > self.length:
-            self.missing.append((self.length, first))
-        begin, last = max(first, self.length), first + count
-        self.length = max(self.length, last)
-        yield from self.options.counted(begin, last, self.prompt_length)
-
-    def missing_queries(self) -> list[int]:
-        """Counted positions whose queries never ran."""
-        return [
-            position
-            for first, last in self.missing
-            for position in self.options.counted(first, last, self.prompt_length)
-        ]

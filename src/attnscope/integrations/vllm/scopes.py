@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnscope.errors import ScopeError
-from attnscope.integrations.vllm.reduction import RequestSums
 from attnscope.integrations.vllm.requests import RequestOptions
 from attnscope.interception.generation import CompletionSpan
 from attnscope.interception.geometry import Geometry
@@ -18,9 +17,7 @@ from attnscope.scope.queries import Queries
 from attnscope.scope.query_selection import select
 from attnscope.scope.scope import Scope
 from attnscope.scope.stored_rows import StoredRows
-from attnscope.scope.sums import SumsBlock
-
-BY_KEY = ("received", "received_later", "flow")
+from attnscope.scope.sums import BY_KEY, SumsBlock
 
 
 def join_workers(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -42,21 +39,16 @@ def join_workers(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _join_heads(parts: list[dict[str, Any]]) -> dict[str, Any]:
     if len(parts) == 1 or parts[0]["sums"] is None:
         return parts[0]
-    all_sums: list[RequestSums] = [part["sums"] for part in parts]
-    joined = {
-        each.name: _cat([getattr(sums.sums, each.name) for sums in all_sums])
+    all_sums: list[AttentionSums] = [part["sums"] for part in parts]
+    joined: dict[str, Any] = {
+        each.name: _cat([getattr(sums, each.name) for sums in all_sums])
         for each in fields(AttentionSums)
     }
-    sums = RequestSums(
-        sums=AttentionSums(**joined),  # type: ignore[arg-type]
-        sink=_cat([sums.sink for sums in all_sums]),
-        sink_position=_cat([sums.sink_position for sums in all_sums]),
-    )
     kept = [
         (same[0][0], torch.cat([weights for _, weights in same], 1))
         for same in zip(*(part["kept"] for part in parts), strict=True)
     ]
-    return parts[0] | {"sums": sums, "kept": kept}
+    return parts[0] | {"sums": AttentionSums(**joined), "kept": kept}
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -73,6 +65,9 @@ def build_scope(
     class_of: Tensor | None = None,
 ) -> Scope:
     """The scope of a request, with one sequence for each of its completions.
+
+    If its sums are by class, the scope has columns in place of keys: the first token, then the
+    classes. Only measures of `requests.BY_CLASS` are right then.
 
     Raises:
         ScopeError: The request was not measured, or some counted queries never ran.
@@ -97,7 +92,8 @@ def build_scope(
     scope._classes = classes
     scope._continued = True
     scope._first_token = torch.zeros(len(sequences), dtype=torch.int64)
-    scope._extents = dict.fromkeys(scope.layers, (K, K))
+    width = _columns(sequences) if sequences[0]["by_class"] else K
+    scope._extents = dict.fromkeys(scope.layers, (K, width))
     scope._input_ids = [ids.clamp(min=0) if bool((ids >= 0)[real].all()) else None]
     scope._padding = real.long()
     counted = torch.stack([_counted(sequence, K) for sequence in sequences])
@@ -106,7 +102,7 @@ def build_scope(
         mask = Queries("mask", mask=counted)
         selection = select(mask, geometry, CompletionSpan(K, 0), classes, n_classes)
         if selection is not None:
-            block = _block([each["groups"][g] for each in sequences], K, dtype)
+            block = _block([each["groups"][g] for each in sequences], K, width, dtype)
             block.selections = [selection]
             scope._add_block(block)
     return scope
@@ -160,10 +156,16 @@ def _geometry(lengths: Tensor, window: int | None) -> Geometry:
     )
 
 
-def _block(groups: Sequence[dict[str, Any]], K: int, dtype: torch.dtype) -> SumsBlock:
-    """The sums of a group of layers, of all sequences."""
+def _columns(sequences: Sequence[dict[str, Any]]) -> int:
+    """The number of columns of sums by class; 0 if no query counted."""
+    groups = [group for sequence in sequences for group in sequence["groups"]]
+    return max((each["sums"].received.shape[-1] for each in groups if each["sums"]), default=0)
+
+
+def _block(groups: Sequence[dict[str, Any]], K: int, width: int, dtype: torch.dtype) -> SumsBlock:
+    """The sums of a group of layers, of all sequences; those by key have this width."""
     layers = tuple(groups[0]["layers"])
-    sums = {each.name: _stack(groups, each.name, K) for each in fields(AttentionSums)}
+    sums = {each.name: _stack(groups, each.name, width) for each in fields(AttentionSums)}
     block = SumsBlock(layers=layers, dtype=dtype, selections=[])
     block.sums = AttentionSums(**sums)  # type: ignore[arg-type]
     if any(group["kept"] for group in groups):
@@ -172,15 +174,13 @@ def _block(groups: Sequence[dict[str, Any]], K: int, dtype: torch.dtype) -> Sums
     return block
 
 
-def _stack(groups: Sequence[dict[str, Any]], name: str, K: int) -> Tensor | None:
+def _stack(groups: Sequence[dict[str, Any]], name: str, width: int) -> Tensor | None:
     """[L · B, …]: a field of the sums of each sequence, 0 where a sequence has no counted query."""
     values: list[Tensor | None] = []
     for group in groups:
-        sums: RequestSums | None = group["sums"]
-        of = None if sums is None else sums if name.startswith("sink") else sums.sums
-        value = getattr(of, name, None)
+        value = getattr(group["sums"], name, None)
         if value is not None and name in BY_KEY:
-            value = pad(value[..., :K], (0, max(0, K - value.shape[-1])))
+            value = pad(value[..., :width], (0, max(0, width - value.shape[-1])))
         values.append(value)
     like = next((value for value in values if value is not None), None)
     if like is None:

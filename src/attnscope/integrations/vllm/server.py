@@ -6,42 +6,25 @@ A request asks to be measured: `"vllm_xargs": {"attnscope": ["mass", "entropy"]}
 `GET /v1/attnscope/{id}`, by the id of its response. Requests that do not ask are not measured.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import torch
 
-from attnscope.errors import AttnscopeError, ScopeError, unknown
+from attnscope.errors import AttnscopeError, ScopeError
 from attnscope.integrations.vllm import wire
+from attnscope.integrations.vllm.answer import answer
 from attnscope.integrations.vllm.plugin import NAME
-from attnscope.integrations.vllm.requests import RequestOptions
-from attnscope.integrations.vllm.scopes import build_scope, join_workers
-from attnscope.measures.registry import BY_HEAD, MEASURES
-from attnscope.scope.queries import Queries
-from attnscope.scope.scope import Scope
-from attnscope.tokens import load_classes
+from attnscope.tokens.class_sets import NAMED
+from attnscope.tokens.vocabulary import read_vocabulary
 
 PATH = "/v1/attnscope/{request_id}"
 """Below /v1, so that the server's API key guards it."""
-DEFAULT_MEASURES = ("mass", "entropy", "first_token")
 MOST_FINISHED = 256
 """Finished requests whose results the workers keep."""
-BY_TOKEN: dict[str, Callable[[Scope, int], torch.Tensor]] = {
-    "received": Scope.received,
-    "average": Scope.average,
-}
-KNOWN = ("mass", *BY_TOKEN, *(name for name in BY_HEAD if MEASURES[name].needs == {"sums"}))
-OPEN = {
-    "layers": None,
-    "default": None,
-    "backend": "auto",
-    "class_of": None,
-    "other_process": True,
-    "most_finished": MOST_FINISHED,
-    "serve": True,
-}
-"""How the workers open their recorders: only requests that ask are measured."""
 
 
 class AttentionEndpoint:
@@ -52,106 +35,119 @@ class AttentionEndpoint:
 
     def __init__(self) -> None:
         self.engine: Any = None
+        self.lengths = CompletionLengths()
 
     def attach_router(self, app: Any) -> None:
         """Add the route to the server."""
         app.add_api_route(PATH, self.read, methods=["GET"], response_model=None)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Open the recorders of all workers."""
+        """Open the recorders of all workers; only requests that ask will be measured."""
         self.engine = engine_client
-        _check(await engine_client.collective_rpc(NAME, args=("open", OPEN)))
+        self.lengths.count(engine_client)
+        options = {
+            "layers": None,
+            "default": None,
+            "backend": "auto",
+            "class_of": None,
+            "class_sets": class_tables(engine_client.get_tokenizer()),
+            "other_process": True,
+            "most_finished": MOST_FINISHED,
+            "serve": True,
+        }
+        await self._send("open", options)
 
-    async def read(self, request_id: str, completion_tokens: int | None = None) -> Any:
-        """The measures of a request, by the id of its response.
-
-        Args:
-            request_id: The id of the response.
-            completion_tokens: As its usage has it; leaves out what the engine ran after the end.
-        """
+    async def read(self, request_id: str) -> Any:
+        """The measures of a request, by the id of its response."""
         from fastapi.responses import JSONResponse
 
         try:
-            options = {"request": request_id, "completion": completion_tokens}
-            parts = _check(await self.engine.collective_rpc(NAME, args=("collect", options)))
+            lengths = self.lengths.of(request_id)
+            parts = await self._send("collect", {"request": request_id, "completions": lengths})
+            if not any(part["results"] for part in parts):
+                raise _unknown_request(request_id)
             return answer(request_id, parts, self.engine)
         except AttnscopeError as error:
             status = 404 if error.code == "unknown-request" else 422
             content = {"error": {"code": error.code, "message": str(error)}}
             return JSONResponse(status_code=status, content=content)
 
-
-def _check(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for part in parts:
-        if "error" in part:
-            raise wire.decode(part["error"])
-    return parts
-
-
-def answer(request_id: str, parts: Sequence[dict[str, Any]], engine: Any) -> dict[str, Any]:
-    """What the server answers, from the results of all workers.
-
-    Raises:
-        AttnscopeError: The request is unknown, or was not measured.
-    """
-    sequences: dict[str, list[dict[str, Any]]] = {}
-    for part in parts:
-        ranks = {rank: part[rank] for rank in ("tensor_rank", "pipeline_rank")}
-        for name, result in wire.decode(part["results"]).items():
-            sequences.setdefault(name, []).append(result | ranks)
-    if not sequences:
-        raise ScopeError(
-            f"no measured request {request_id!r}: it did not ask for attnscope in vllm_xargs, or "
-            f"more than {MOST_FINISHED} requests finished since",
-            code="unknown-request",
-            request=request_id,
+    async def _send(self, command: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = await self.engine.collective_rpc(
+            NAME, args=(command, options)
         )
-    joined = [join_workers(sequences[name]) for name in sorted(sequences)]
-    if joined[0]["error"] is not None:
-        raise joined[0]["error"]
-    options = RequestOptions.parse(joined[0]["options"])
-    scope = build_scope(
-        joined,
-        queries=Queries(options.queries if isinstance(options.queries, str) else "mask"),
-        backend="",
-        dtype=getattr(engine.model_config, "dtype", torch.float32),
-    )
+        for part in parts:
+            if "error" in part:
+                raise wire.decode(part["error"])
+        return parts
+
+
+class CompletionLengths:
+    """The numbers of tokens of completions, counted as the engine returns them.
+
+    An engine may run some steps after the end of a completion, so workers do not know its length.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: OrderedDict[str, dict[int, int]] = OrderedDict()
+
+    def of(self, request_id: str) -> dict[str, int] | None:
+        """By index of the completion: its tokens; None if it has not ended here."""
+        for name in (request_id, f"{request_id}-0"):  # of a completion: its first prompt
+            if name in self._lengths:
+                return {str(index): count for index, count in self._lengths[name].items()}
+        return None
+
+    def count(self, engine: Any) -> None:
+        """Count the tokens of measured requests in what this engine returns."""
+        original: Callable[..., AsyncIterator[Any]] = engine.generate
+
+        def generate(
+            prompt: Any, sampling_params: Any, request_id: str, *args: Any, **kwargs: Any
+        ) -> AsyncIterator[Any]:
+            outputs = original(prompt, sampling_params, request_id, *args, **kwargs)
+            if NAME not in (getattr(sampling_params, "extra_args", None) or {}):
+                return outputs
+            return self._counted(outputs, sampling_params, request_id)
+
+        engine.generate = generate
+
+    async def _counted(
+        self, outputs: Any, sampling_params: Any, request_id: str
+    ) -> AsyncIterator[Any]:
+        from vllm.sampling_params import RequestOutputKind
+
+        delta = sampling_params.output_kind == RequestOutputKind.DELTA
+        counts: dict[int, int] = {}
+        async with aclosing(outputs):
+            async for output in outputs:
+                for one in output.outputs:
+                    known, count = counts.get(one.index, 0), len(one.token_ids)
+                    counts[one.index] = known + count if delta else max(known, count)
+                if output.finished:
+                    self._lengths[request_id] = counts
+                    while len(self._lengths) > 2 * MOST_FINISHED:
+                        self._lengths.popitem(last=False)
+                yield output
+
+
+def class_tables(tokenizer: Any) -> dict[str, Any]:
+    """The built-in class sets as shares of each token id in each class, for the workers; none if
+    the tokenizer does not tell the text of its tokens."""
+    try:
+        ids = np.arange(len(read_vocabulary(tokenizer)))
+    except AttnscopeError:
+        return {}
     return {
-        "request_id": request_id,
-        "queries": options.queries,
-        "layers": scope.layers,
-        "prompt_tokens": [each["prompt_length"] for each in joined],
-        "tokens": [each["length"] for each in joined],
-        "counted_queries": scope.count(scope.layers[0]).tolist(),
-        **measure_all(scope, options, engine),
+        name: wire.encode(torch.from_numpy(classes.weights(ids, tokenizer)))
+        for name, classes in NAMED.items()
     }
 
 
-def measure_all(scope: Scope, options: RequestOptions, engine: Any) -> dict[str, Any]:
-    """The measures that a request asked for: nested lists, by sequence, layer and head."""
-    result: dict[str, Any] = {"measures": {}}
-    for name in options.measures or DEFAULT_MEASURES:
-        if name not in KNOWN:
-            raise unknown("measure", name, KNOWN)
-        if name == "mass":
-            classes = load_classes(options.classes)
-            ids = scope.tokens
-            if ids is None:
-                raise ScopeError("the token ids of this request are unknown", code="no-token-ids")
-            real = None if scope._padding is None else scope._padding.numpy()
-            class_ids = classes.ids(ids.numpy(), engine.get_tokenizer(), real)
-            result["classes"] = classes.names
-            values = [scope.mass(layer, class_ids, len(classes)) for layer in scope.layers]
-        elif name in BY_TOKEN:
-            values = [BY_TOKEN[name](scope, layer) for layer in scope.layers]
-        else:
-            values = [scope.measure(name, layer) for layer in scope.layers]
-        result["measures"][name] = _lists(torch.stack(values, 1).tolist())
-    return result
-
-
-def _lists(values: Any) -> Any:
-    """Nested lists with null for numbers that are not defined: JSON has no nan."""
-    if isinstance(values, list):
-        return [_lists(value) for value in values]
-    return values if math.isfinite(values) else None
+def _unknown_request(request_id: str) -> ScopeError:
+    return ScopeError(
+        f"no measured request {request_id!r}: it did not ask for attnscope in vllm_xargs, or more "
+        f"than {MOST_FINISHED} requests finished since, or the results needed too much memory",
+        code="unknown-request",
+        request=request_id,
+    )

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attnscope import errors
 from attnscope.errors import AttnscopeError
-from attnscope.integrations.vllm.reduction import RequestSums
 from attnscope.kernels import AttentionSums
 
 
@@ -23,10 +22,9 @@ def encode(value: Any) -> Any:
         data = array.flatten().view(torch.uint8).numpy().tobytes() if array.numel() else b""
         dtype = str(array.dtype).removeprefix("torch.")
         return {"type": "tensor", "dtype": dtype, "shape": list(array.shape), "data": data}
-    if isinstance(value, RequestSums):
-        parts = {each.name: getattr(value.sums, each.name) for each in fields(value.sums)}
-        sinks = {"sink": value.sink, "sink_position": value.sink_position}
-        present = {name: part for name, part in (parts | sinks).items() if part is not None}
+    if isinstance(value, AttentionSums):
+        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        present = {name: part for name, part in parts.items() if part is not None}
         return {"type": "sums", "parts": encode(present)}
     if isinstance(value, AttnscopeError):
         values = {name: _plain(each) for name, each in value.values.items()}
@@ -56,10 +54,8 @@ def _tensor(value: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(value["data"]), dtype=dtype).view(value["shape"])
 
 
-def _sums(value: dict[str, Any]) -> RequestSums:
-    parts = decode(value["parts"])
-    sink, position = parts.pop("sink", None), parts.pop("sink_position", None)
-    return RequestSums(sums=AttentionSums(**parts), sink=sink, sink_position=position)
+def _sums(value: dict[str, Any]) -> AttentionSums:
+    return AttentionSums(**decode(value["parts"]))
 
 
 def _error(value: dict[str, Any]) -> AttnscopeError:

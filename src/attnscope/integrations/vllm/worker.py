@@ -18,6 +18,8 @@ from attnscope import kernels, memory
 from attnscope.errors import AttnscopeError, InputError, ScopeError, unknown
 from attnscope.integrations.vllm import wire
 from attnscope.integrations.vllm.layers import check_config, find_layers, read_layer
+from attnscope.integrations.vllm.measured import giving_up
+from attnscope.integrations.vllm.pending_queries import RecorderOptions
 from attnscope.integrations.vllm.recorder import Recorder
 from attnscope.integrations.vllm.requests import RequestOptions, Step
 
@@ -40,15 +42,20 @@ class Session:
         device = torch.device(worker.device)
         default, class_of = options["default"], options["class_of"]
         free = memory.free(str(device)) or 4 << 30
+        late = bool(config.scheduler_config.async_scheduling)
+        sets = options.get("class_sets", {})
         self.recorder = Recorder(
             layers,
-            default=None if default is None else RequestOptions.parse(default),
-            backend=kernels.choose(options["backend"], device),
-            memory=int(MEMORY_SHARE * free),
-            late_steps=int(bool(config.scheduler_config.async_scheduling)),
-            stop_strings_late=options["other_process"] or config.scheduler_config.async_scheduling,
-            class_of=None if class_of is None else wire.decode(class_of),
-            most_finished=options.get("most_finished"),
+            RecorderOptions(
+                default=None if default is None else RequestOptions.parse(default),
+                backend=kernels.choose(options["backend"], device),
+                memory=int(MEMORY_SHARE * free),
+                late_steps=int(late),
+                stop_strings_late=options["other_process"] or late,
+                class_of=None if class_of is None else wire.decode(class_of),
+                class_sets={name: wire.decode(table) for name, table in sets.items()},
+                most_finished=options.get("most_finished"),
+            ),
         )
         self.batch: Any = None
         """The batch of the second model runner."""
@@ -67,7 +74,8 @@ class Session:
     def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @torch.inference_mode()
         def execute_model(schedule: Any, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.begin(Step.of(schedule))
+            with giving_up(self.recorder.requests.values()):
+                self.recorder.begin(Step.of(schedule))
             try:
                 return original(schedule, *args, **kwargs)
             finally:
@@ -121,14 +129,22 @@ class Session:
             results = self.recorder.collect(lengths, forget=forget)
         return {"results": wire.encode(results), **ranks(self.worker)}
 
-    def sequences(self, request: str, completion: int | None) -> dict[str, int | None]:
-        """The sequences of a request by the id that its sender knows, each with its length if its
-        completion has so many tokens."""
-        return {
-            name: None if completion is None else each.prompt_length + max(completion, 1) - 1
-            for name, each in self.recorder.requests.items()
-            if external_id(name) in (request, f"{request}-0")  # of a completion: its first prompt
-        }
+    def sequences(self, request: str, completions: dict[str, int] | None) -> dict[str, int | None]:
+        """The sequences of a request by the id that its sender knows, each with its length.
+
+        Args:
+            request: The id of a response.
+            completions: By index of the completion: its number of tokens; None if unknown.
+        """
+        found: dict[str, int | None] = {}
+        for name, each in self.recorder.requests.items():
+            index, known = external_id(name)
+            if known in (request, f"{request}-0"):  # of a completion: its first prompt
+                if completions is None and (each.hold or not each.finished):
+                    raise _unknown_end(request)
+                count = None if completions is None else completions.get(str(index))
+                found[name] = None if count is None else each.prompt_length + max(count, 1) - 1
+        return found
 
     def close(self) -> None:
         """Restore the worker."""
@@ -157,9 +173,12 @@ def replace_method(
     setattr(owner, name, wraps(original)(make(original)))
 
 
-def external_id(name: str) -> str:
-    """The id of a request that its sender knows, from vLLM's id of one of its sequences."""
-    return re.sub(r"^\d+_", "", re.sub(r"-[0-9a-f]{8}$", "", name))
+def external_id(name: str) -> tuple[int, str]:
+    """The index of a completion, and the id of its request that the sender knows, from vLLM's id
+    of a sequence."""
+    match = re.fullmatch(r"(?:(\d+)_)?(.*?)(?:-[0-9a-f]{8})?", name, re.DOTALL)
+    assert match is not None
+    return int(match[1] or 0), match[2]
 
 
 _sessions: dict[int, Session] = {}
@@ -179,6 +198,15 @@ def run(worker: Any, command: str, options: dict[str, Any] | None = None) -> dic
         return {"error": wire.encode(error)}
 
 
+def _unknown_end(request: str) -> ScopeError:
+    return ScopeError(
+        f"request {request!r} has not ended in the server process that got this question: ask "
+        "when its response is complete, and use --api-server-count 1",
+        code="request-unfinished",
+        request=request,
+    )
+
+
 def _open(worker: Any, options: dict[str, Any]) -> dict[str, Any]:
     session = _sessions.get(id(worker))
     if session is not None and not (options.get("serve") and session.serves):
@@ -189,7 +217,7 @@ def _open(worker: Any, options: dict[str, Any]) -> dict[str, Any]:
     if session is None:
         session = _sessions[id(worker)] = Session(worker, options)
     layers = [layer.layer for group in session.recorder.groups for layer in group]
-    return {"layers": layers, "backend": session.recorder.backend, **ranks(worker)}
+    return {"layers": layers, "backend": session.recorder.options.backend, **ranks(worker)}
 
 
 def _collect(worker: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +225,7 @@ def _collect(worker: Any, options: dict[str, Any]) -> dict[str, Any]:
     if session is None:
         raise ScopeError("this engine is not watched", code="not-watched")
     if "request" in options:
-        lengths = session.sequences(options["request"], options["completion"])
+        lengths = session.sequences(options["request"], options["completions"])
         return session.collect(lengths, forget=False)
     return session.collect(options["lengths"], forget=True)
 
