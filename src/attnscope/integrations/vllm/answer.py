@@ -9,11 +9,10 @@ from torch import Tensor
 
 from attnscope.errors import ScopeError
 from attnscope.integrations.vllm import wire
-from attnscope.integrations.vllm.requests import SERVED_BY_DEFAULT, RequestOptions
+from attnscope.integrations.vllm.requests import CLASS_SETS, SERVED_BY_DEFAULT, RequestOptions
 from attnscope.integrations.vllm.scopes import build_scope, join_workers
 from attnscope.scope.queries import Queries
 from attnscope.scope.scope import Scope
-from attnscope.tokens.class_sets import NAMED
 
 _BY_TOKEN: dict[str, Callable[[Scope, int], Tensor]] = {
     "received": Scope.received,
@@ -57,7 +56,7 @@ def answer(request_id: str, parts: Sequence[dict[str, Any]], engine: Any) -> dic
             result["rows"] = [_rows(scope, sequence) for sequence in range(len(joined))]
             continue
         if name == "mass":
-            result["classes"] = NAMED[options.classes].names
+            result["classes"] = CLASS_SETS[options.classes].names
         values = _values(name, scope, options, by_class=joined[0]["by_class"], engine=engine)
         result["measures"][name] = _lists(values.tolist())
     return result
@@ -84,7 +83,7 @@ def _shares(
     classes."""
     if scope.tokens is None and scope._input_ids == [None]:
         raise ScopeError("the token ids of this request are unknown", code="no-token-ids")
-    classes = NAMED[options.classes]
+    classes = CLASS_SETS[options.classes]
     n = len(classes)
     if by_class:
         columns = torch.nn.functional.pad(torch.eye(n), (0, 0, 1, 0))

@@ -8,6 +8,7 @@ from typing import Any
 from attnscope.errors import InputError, is_int, unknown
 from attnscope.measures.registry import BY_HEAD, MEASURES
 from attnscope.tokens.class_sets import NAMED
+from attnscope.tokens.modalities import MODALITIES
 
 QUERIES = ("all", "last", "generated", "predicts")
 MAX_OPTIONS = 10_000
@@ -25,6 +26,12 @@ SERVED = (
     *(name for name in BY_HEAD if MEASURES[name].needs == {"sums"}),
 )
 """Measures that a server answers with."""
+CLASS_SETS = {
+    name: classes
+    for name, classes in NAMED.items()
+    if not any(one.words or one.every in MODALITIES for one in classes)
+}
+"""Built-in class sets that judge every token id alone."""
 SERVED_BY_DEFAULT = ("mass", "entropy", "first_token")
 
 
@@ -72,8 +79,8 @@ class RequestOptions:
         for measure in measures:
             if measure not in SERVED:
                 raise unknown("measure", measure, SERVED)
-        if not isinstance(classes, str) or classes not in NAMED:  # a path would be a stranger's
-            raise unknown("class set", classes, NAMED)
+        if not isinstance(classes, str) or classes not in CLASS_SETS:  # never a path
+            raise unknown("class set", classes, CLASS_SETS)
         if "rows" in measures:
             keep = _check_rows(queries)
         return cls(queries=queries, keep=keep, measures=tuple(measures), classes=classes)

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, ScopeError
 from attnscope.integrations.vllm import wire
 from attnscope.integrations.vllm.answer import answer
 from attnscope.integrations.vllm.plugin import NAME
-from attnscope.tokens.class_sets import NAMED
+from attnscope.integrations.vllm.requests import CLASS_SETS
 from attnscope.tokens.vocabulary import read_vocabulary
 
 PATH = "/v1/attnscope/{request_id}"
@@ -140,7 +140,7 @@ def class_tables(tokenizer: Any) -> dict[str, Any]:
         return {}
     return {
         name: wire.encode(torch.from_numpy(classes.weights(ids, tokenizer)))
-        for name, classes in NAMED.items()
+        for name, classes in CLASS_SETS.items()
     }
 
 
