@@ -408,7 +408,7 @@ def test_measures_by_token_keep_sums_by_key() -> None:
     assert not check(engine, a, None, list(range(5)))["by_class"]
 
 
-def test_finished_requests_that_nobody_reads_are_dropped() -> None:
+def test_only_the_last_finished_requests_are_kept() -> None:
     engine = make(most_finished=2)
     for i in range(4):
         engine.add(str(i), 4, 8, seed=i)

@@ -160,8 +160,10 @@ class PendingQueries:
         paged = [each for each in items if each[1].contiguous and each[0].error is None]
         if paged and not n_classes and reduces_pages(layers, q, caches[0], backend):
             with giving_up([request for request, _ in paged]):
-                found = reduce_pages(layers, q, caches, [rows for _, rows in paged])
-                sums = {request.id: one for (request, _), one in zip(paged, found, strict=True)}
+                reduced_pages = reduce_pages(layers, q, caches, [rows for _, rows in paged])
+                sums = {
+                    request.id: one for (request, _), one in zip(paged, reduced_pages, strict=True)
+                }
         results: list[Reduced | None] = []
         for request, rows in items:
             reduced = None

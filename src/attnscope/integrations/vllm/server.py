@@ -133,7 +133,7 @@ class CompletionLengths:
 
 def class_tables(tokenizer: Any) -> dict[str, Any]:
     """The built-in class sets as shares of each token id in each class, for the workers; none if
-    the tokenizer does not tell the text of its tokens."""
+    the text of tokens is unknown."""
     try:
         ids = np.arange(len(read_vocabulary(tokenizer)))
     except AttnscopeError:

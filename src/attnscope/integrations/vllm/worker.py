@@ -136,15 +136,15 @@ class Session:
             request: The id of a response.
             completions: By index of the completion: its number of tokens; None if unknown.
         """
-        found: dict[str, int | None] = {}
+        chosen: dict[str, int | None] = {}
         for name, each in self.recorder.requests.items():
             index, known = external_id(name)
             if known in (request, f"{request}-0"):  # of a completion: its first prompt
                 if completions is None and (each.hold or not each.finished):
                     raise _unknown_end(request)
                 count = None if completions is None else completions.get(str(index))
-                found[name] = None if count is None else each.prompt_length + max(count, 1) - 1
-        return found
+                chosen[name] = None if count is None else each.prompt_length + max(count, 1) - 1
+        return chosen
 
     def close(self) -> None:
         """Restore the worker."""
