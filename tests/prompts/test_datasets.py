@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import datasets
+import polars as pl
 import pytest
 
 from attnscope.errors import AttnscopeWarning, InputError
-from attnscope.prompts.datasets import Layout, from_hub, from_records, read
+from attnscope.prompts.datasets import Layout, from_hub, from_records, hub_records, read
 from support_errors import raises
 
 RECORDS = [
@@ -141,12 +142,25 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((arguments, options))
         return RECORDS
 
-    package = ModuleType("datasets")
-    package.load_dataset = load_dataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", package)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     samples = list(from_hub("some/set", split="test", fields={"question": "problem"}))
-    assert asked == [(("some/set", None), {"split": "test"})]
+    assert asked == [(("some/set", None), {"split": "test", "revision": None})]
     assert len(samples) == 2
+
+
+def test_a_folder_in_the_form_of_the_hub(tmp_path: Path) -> None:
+    """Read by `datasets` itself, without a network."""
+    rows = [{"text": f"Text {n}", "label": n, "picture": b"\x00"} for n in range(5)]
+    frame = pl.DataFrame(rows)
+    (tmp_path / "data").mkdir()
+    frame.write_parquet(tmp_path / "data" / "test-00000.parquet")
+    records = list(hub_records(str(tmp_path), "test[:3]"))
+    assert records == [{"text": f"Text {n}", "label": n} for n in range(3)]  # no bytes
+    samples = list(from_hub(str(tmp_path), split="test", template="{text}"))
+    assert [sample.prompt.text for sample in samples] == [f"Text {n}" for n in range(5)]
+    for name, split in ((str(tmp_path), "train"), ("not/there", "test")):
+        with raises(InputError, "unreadable-dataset", name=name, split=split):
+            hub_records(name, split)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

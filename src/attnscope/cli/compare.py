@@ -149,7 +149,10 @@ def _statistics(run: Run) -> list[PublishedStatistic]:
 def _described(run: Run) -> str:
     models = ", ".join(run.experiment.models)
     unfinished = "" if run.complete else ", unfinished"
-    return f"{models}, {run.cells['prompt'].n_unique()} prompts{unfinished}"
+    interim = run.experiment.interim
+    numbers = ", ".join(map(str, interim))
+    look = f" (look {len(interim) + 1}; earlier {numbers})" if interim else ""
+    return f"{models}, {run.cells['prompt'].n_unique()} prompts{look}{unfinished}"
 
 
 def _claims(

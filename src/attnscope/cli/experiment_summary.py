@@ -48,9 +48,11 @@ def _joined(things: Any) -> str:
 
 
 def _prompts(experiment: Experiment) -> str:
-    options = experiment.prompts.model_dump(exclude={"source", "count"}, exclude_none=True)
+    hidden = {"source", "count", "records"}
+    options = experiment.prompts.model_dump(exclude=hidden, exclude_none=True)
     settings = ", ".join(f"{key} {value}" for key, value in options.items() if value != {})
-    count = experiment.prompts.count or "all"
+    records = getattr(experiment.prompts, "records", ())
+    count = experiment.prompts.count or len(records) or "all"
     chat = "with the chat template" if experiment.chat else "as plain text"
     if experiment.bos:
         chat += ", with the begin-of-sequence token"

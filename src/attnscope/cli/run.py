@@ -71,10 +71,21 @@ Check = Annotated[
 ]
 
 
+Extend = Annotated[
+    bool,
+    typer.Option(
+        "--extend",
+        help="Add the further prompts of the experiment to a finished run. Its cells stay as they "
+        "are, and verdicts say how many prompts there were before.",
+    ),
+]
+
+
 def run(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment.")],
     out: Annotated[Path | None, typer.Option(help="The run directory. Default: runs/NAME.")] = None,
     check: Check = False,
+    extend: Extend = False,
     claims: Claims = None,
     shard: Shard = None,
     ray: OnRay = None,
@@ -109,7 +120,7 @@ def run(
     docs/experiments.md lists all keys. Read the results with `attnscope query DIR "SELECT …"`, or
     in Python with attnscope.open_run(DIR).
     """
-    from attnscope.experiment.plan import make_plan
+    from attnscope.experiment.extend import plan_run
     from attnscope.experiment.shard import parse_shard
     from attnscope.spec.claims import load_claims
     from attnscope.spec.experiment_yaml import read_experiment
@@ -120,12 +131,14 @@ def run(
     folder = _run_folder(part, to_path(out or Path("runs") / experiment.name), quiet=quiet or json)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     no_bars()
-    plan = make_plan(experiment)
+    if extend and part is not None:
+        raise InputError("--extend and --shard exclude each other", code="conflicting-options")
+    plan, extends = plan_run(experiment, folder, extend=extend)
     if check:
         _print_plan(plan, load_within=load_within, quiet=quiet, json=json)
         return
     options = {"claims": frozen, "shard": part, "executor": executor, "mixed": mixed}
-    outcome = carry_out(plan, folder, quiet=quiet or json, **options)
+    outcome = carry_out(plan, folder, quiet=quiet or json, extends=extends, **options)
     print_outcomes({experiment.name: outcome}, json=json)
 
 

@@ -74,16 +74,19 @@ def run_plan(
     claims: Iterable[Claim] | None = None,
     shard: Shard | None = None,
     mixed: bool = False,
+    extends: Experiment | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run what was planned. When `stop` says so, the batch at hand is finished and written, and
-    that is all. `mixed` lets another machine, or other versions, continue the run."""
+    that is all. `mixed` lets another machine, or other versions, continue the run. `extends` is
+    the experiment of the directory, if the plan adds prompts to it (`extend.py`)."""
     where = to_path(folder)
     if shard is not None:
         shard.refuse_shared(where)
         shard.refuse_too_many(plan.size)
     shared = shard is not None and not is_remote(where)
-    with open_directory(where, plan.stored, shared=shared) as directory:
+    content, old = plan.settled.hub_file, extends
+    with open_directory(where, plan.stored, shared=shared, prompts=content, old=old) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
         _refuse_other_batches(directory, set(ids))
@@ -163,6 +166,9 @@ def _environment(
     with directory.locked_alone():
         recorded = directory.environment()
         _keep_claims(directory, recorded, claims)
+        if recorded and plan.stored.interim and recorded["experiment"] != here["experiment"]:
+            recorded |= {key: here[key] for key in ("experiment", "prompts", "seeds")}
+            directory.write_json("environment.json", recorded)  # the run was extended
         if recorded:
             different = differences(recorded, here)
             accept_differences(recorded, different, directory.folder, mixed=mixed)

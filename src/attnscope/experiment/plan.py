@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,13 @@ import numpy as np
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_info import ModelInfo, check_numbers, model_info
-from attnscope.experiment.prompt_list import file_digest, prompt_metadata, samples_of
+from attnscope.experiment.prompt_list import (
+    file_digest,
+    hub_file,
+    prompt_metadata,
+    samples_of,
+    short_name,
+)
 from attnscope.experiment.variants import Row, tokenize_variants
 from attnscope.loading import load_config, load_tokenizer, model_class
 from attnscope.loading.compatibility import check_fit, warn_without_bos
@@ -70,6 +77,8 @@ class Settled:
     batch_tokens: int
     digest: str | None
     """SHA-256 of the prompt file, if there is one."""
+    hub_file: bytes | None = None
+    """The prompt file, if the prompts come from a hub."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +100,10 @@ class Plan:
         keys: dict[str, Any] = {"chat": self.settled.chat}
         keys["batch_tokens"] = self.settled.batch_tokens
         if self.settled.digest is not None:
-            digest = {"digest": self.settled.digest}
-            keys["prompts"] = self.experiment.prompts.model_dump() | digest
+            settled = {"digest": self.settled.digest}
+            if self.settled.hub_file is not None:  # a folder has its path on this machine only
+                settled["name"] = short_name(self.experiment.prompts)
+            keys["prompts"] = self.experiment.prompts.model_dump() | settled
         return self.experiment.with_keys(**keys)
 
     @property
@@ -120,8 +131,10 @@ def _keeping_all() -> Iterator[None]:
 
 
 def _make_plan(experiment: Experiment) -> Plan:
-    digest = file_digest(experiment)  # before the file is read
-    samples = samples_of(experiment)
+    content = hub_file(experiment)
+    digest = file_digest(experiment, content)  # before the file is read
+    samples = samples_of(experiment, content)
+    _check_interim(experiment, len(samples))
     device = chosen_device(experiment.device)
     infos = {label: model_info(name) for label, name in experiment.models.items()}
     tokenizers = _shared(
@@ -135,6 +148,7 @@ def _make_plan(experiment: Experiment) -> Plan:
         chat=_chat(experiment, tokenizers),
         batch_tokens=default_tokens(device) if batch_tokens == "auto" else batch_tokens,
         digest=digest,
+        hub_file=content,
     )
     # By id of the tokenizer: models with the same tokenizer share the prompts.
     tokenized: dict[int, _TokenizedPrompts] = {}
@@ -147,14 +161,27 @@ def _make_plan(experiment: Experiment) -> Plan:
             )
             _check_regions(experiment, label, tokenized[id(tokenizer)].rows)
         rows = tokenized[id(tokenizer)]
-        groups = _by_length(
-            rows.widths, settled.batch_tokens, PADDING.get(kind_of(device), math.inf)
-        )
-        models.append(
-            _plan_model(experiment, label, infos[label], tokenizer, rows, list(groups), device)
-        )
+        padding = PADDING.get(kind_of(device), math.inf)
+        groups = [
+            [first + number for number in numbers]
+            for first, end in pairwise((0, *experiment.interim, len(samples)))
+            for numbers in _by_length(rows.widths[first:end], settled.batch_tokens, padding)
+        ]
+        models.append(_plan_model(experiment, label, infos[label], tokenizer, rows, groups, device))
     metadata = tuple(prompt_metadata(experiment, samples))
     return Plan(experiment, settled, tuple(models), device, metadata)
+
+
+def _check_interim(experiment: Experiment, prompts: int) -> None:
+    """Raise an error if the experiment had more prompts before than it has now."""
+    if experiment.interim and experiment.interim[-1] >= prompts:
+        raise InputError(
+            f"interim is {list(experiment.interim)}, and there are {prompts} prompts; it lists "
+            "smaller numbers",
+            code="bad-interim",
+            value=list(experiment.interim),
+            prompts=prompts,
+        )
 
 
 def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from attnscope.prompts import (
     Sample,
     document_samples,
     equation_samples,
+    from_records,
     made_conversations,
     math_samples,
     needle_samples,
@@ -20,6 +23,7 @@ from attnscope.prompts import (
     read_conversations,
     spatial_samples,
 )
+from attnscope.prompts.datasets import hub_records
 from attnscope.run.layout import digest_of
 from attnscope.run.schemas import REPEATS
 from attnscope.spec.experiment import Experiment
@@ -27,6 +31,9 @@ from attnscope.spec.prompt_sources import (
     ConversationPrompts,
     FilePrompts,
     HarnessPrompts,
+    HubPrompts,
+    InlinePrompts,
+    RecordPrompts,
     TokenPrompts,
 )
 from attnscope.tokens import Prompt
@@ -43,9 +50,23 @@ CONVERSATIONS = 16
 """As many are made up, unless a number is given."""
 
 
-def file_digest(experiment: Experiment) -> str | None:
-    """The digest of the file that the prompts come from; None without a file."""
+def hub_file(experiment: Experiment) -> bytes | None:
+    """The records that the prompts take from a hub, as a JSONL file; None if they take none, or if
+    a run has stored them."""
     prompts = experiment.prompts
+    if not isinstance(prompts, HubPrompts) or prompts.path is not None:
+        return None
+    every = hub_records(prompts.name, prompts.split, prompts.config, prompts.revision)
+    records = islice(every, prompts.count)
+    lines = [json.dumps(one, ensure_ascii=False, default=str) + "\n" for one in records]
+    return "".join(lines).encode("utf-8", "backslashreplace")
+
+
+def file_digest(experiment: Experiment, content: bytes | None = None) -> str | None:
+    """The digest of the file that the prompts come from, or of its `content`; None without one."""
+    prompts = experiment.prompts
+    if content is not None:
+        return _checked(hashlib.sha256(content).hexdigest(), prompts, str(prompts.source))
     path_of_prompts = getattr(prompts, "path", None)
     if path_of_prompts is None:
         return None
@@ -54,14 +75,19 @@ def file_digest(experiment: Experiment) -> str | None:
         raise InputError(
             f"the prompt file {path} does not exist", code="file-missing", path=str(path)
         )
-    digest, expected = digest_of(path), getattr(prompts, "digest", None)
+    return _checked(digest_of(path), prompts, str(path))
+
+
+def _checked(digest: str, prompts: Any, path: str) -> str:
+    """The digest; an error if the experiment names another one."""
+    expected = getattr(prompts, "digest", None)
     if expected not in (None, digest):
         raise InputError(
             f"{path} has other content than the experiment names: its SHA-256 starts with "
             f"{digest[:12]}, and prompts.digest starts with {str(expected)[:12]}; restore the "
             "file, or leave digest out",
             code="file-changed",
-            path=str(path),
+            path=path,
             digest=digest,
             expected=expected,
         )
@@ -72,7 +98,7 @@ def prompt_metadata(experiment: Experiment, samples: list[Sample]) -> Iterator[d
     """What a source knows, but not what is written in the prompt itself; and which prompts are
     one asked again: repeats say less than others would, so readers make them one unit."""
     in_prompt: set[str] = set()
-    if isinstance(experiment.prompts, FilePrompts):
+    if isinstance(experiment.prompts, RecordPrompts):
         layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
         in_prompt = {layout.fields.get(slot, slot) for slot in layout.slots}
     first: dict[str, int] = {}
@@ -85,17 +111,21 @@ def prompt_metadata(experiment: Experiment, samples: list[Sample]) -> Iterator[d
         }
 
 
-def samples_of(experiment: Experiment) -> list[Sample]:
+def samples_of(experiment: Experiment, content: bytes | None = None) -> list[Sample]:
     """The prompts of an experiment, before any template or insertion: all of them, then all again
-    as often as they are repeated, so that repeats have other numbers, and so other seeds."""
-    return _samples(experiment) * experiment.repeats
+    as often as they are repeated, so that repeats have other numbers, and so other seeds.
+
+    `content` is that of `hub_file`, if it is known.
+    """
+    return _samples(experiment, content) * experiment.repeats
 
 
-def _samples(experiment: Experiment) -> list[Sample]:
+def _samples(experiment: Experiment, content: bytes | None) -> list[Sample]:
     prompts = experiment.prompts
-    if isinstance(prompts, FilePrompts):
+    if isinstance(prompts, RecordPrompts):
         layout = prompts.model_dump(include={"template", "fields", "system", "mark"})
-        return _first(read(prompts.path, **layout), prompts.count, prompts.path)
+        content = hub_file(experiment) if content is None else content
+        return _first(_records(prompts, content, layout), prompts.count, _name_of(prompts))
     if isinstance(prompts, ConversationPrompts):
         if prompts.path is None:
             conversations = made_conversations(
@@ -114,6 +144,29 @@ def _samples(experiment: Experiment) -> list[Sample]:
         return [Sample(Prompt(f"tokens {n}")) for n in range(prompts.count)]
     options = prompts.model_dump(exclude={"source", "count", "digest"})
     return list(BUILDERS[prompts.source](prompts.count, **options))
+
+
+def _records(
+    prompts: RecordPrompts, content: bytes | None, layout: Mapping[str, Any]
+) -> Iterator[Sample]:
+    if isinstance(prompts, InlinePrompts):
+        records = ({"question": r} if isinstance(r, str) else r for r in prompts.records)
+        return from_records(records, **layout)
+    if content is not None:
+        return from_records(map(json.loads, content.split(b"\n")[:-1]), **layout)
+    assert isinstance(prompts, FilePrompts | HubPrompts)
+    return read(prompts.path or "", **layout)
+
+
+def short_name(prompts: Any) -> str:
+    """The name of a data set, without the path of a folder."""
+    return Path(prompts.name).name if Path(prompts.name).exists() else str(prompts.name)
+
+
+def _name_of(prompts: RecordPrompts) -> str:
+    if isinstance(prompts, HubPrompts):
+        return prompts.name
+    return prompts.path if isinstance(prompts, FilePrompts) else "the list of prompts"
 
 
 def _first(samples_found: Iterable[Sample], count: int | None, path: str) -> list[Sample]:

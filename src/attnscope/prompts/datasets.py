@@ -114,14 +114,50 @@ def from_records(records: Iterable[Record], **layout: Any) -> Iterator[Sample]:
 
 
 def from_hub(
-    name: str, *, split: str, config: str | None = None, **layout: Any
+    name: str, *, split: str, config: str | None = None, revision: str | None = None, **layout: Any
 ) -> Iterator[Sample]:
     """The samples of a data set of the Hugging Face hub (needs the extra `attnscope[data]`)."""
+    return from_records(hub_records(name, split, config, revision), **layout)
+
+
+def hub_records(
+    name: str, split: str, config: str | None = None, revision: str | None = None
+) -> Iterable[Record]:
+    """The records of a data set of the hub, or of a folder that `datasets` can read. Columns with
+    pictures, sound or bytes are left out."""
     try:
-        from datasets import load_dataset
+        import datasets
     except ImportError as error:
         raise missing_package(f"reading {name!r}", "datasets", "data") from error
-    return from_records(load_dataset(name, config, split=split), **layout)
+    quiet = datasets.are_progress_bars_disabled()
+    try:
+        datasets.disable_progress_bars()
+        records = datasets.load_dataset(name, config, split=split, revision=revision)
+    except Exception as error:  # of the network, of the name, of the split, of the files
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f"the data set {name!r} (split {split!r}) cannot be loaded: {lines[0]}",
+            code="unreadable-dataset",
+            name=name,
+            split=split,
+        ) from error
+    finally:
+        if not quiet:
+            datasets.enable_progress_bars()
+    features = getattr(records, "features", None) or {}
+    unreadable = [column for column, feature in features.items() if not _is_plain(feature)]
+    plain: Iterable[Record] = records.remove_columns(unreadable) if unreadable else records
+    return plain
+
+
+def _is_plain(feature: Any) -> bool:
+    """Whether a column has numbers, texts, or lists of them."""
+    if isinstance(feature, dict):
+        return all(map(_is_plain, feature.values()))
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return _is_plain(inner)
+    return type(feature).__name__ in ("Value", "ClassLabel") and "binary" not in feature.dtype
 
 
 def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[Sample]:

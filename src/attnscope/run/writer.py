@@ -49,11 +49,17 @@ _TEMPORARY = ".attnscope.part"
 
 @contextmanager
 def open_directory(
-    folder: Path, experiment: Experiment, *, shared: bool = False
+    folder: Path,
+    experiment: Experiment,
+    *,
+    shared: bool = False,
+    prompts: bytes | None = None,
+    old: Experiment | None = None,
 ) -> Iterator[Directory]:
     """The run directory, made or continued, and locked: for one, or `shared` by several that
-    write different batches. Refuses one of another experiment."""
-    directory = Directory(folder)
+    write different batches. Refuses one of another experiment, but for `old`, which the experiment
+    extends. `prompts` is the content of a prompt file that is not on disk."""
+    directory = Directory(folder, prompts, old)
     with directory.explain_disk_errors():
         _make_folder(folder)
         with locked(folder, shared=shared):
@@ -64,8 +70,10 @@ def open_directory(
 class Directory:
     """A run directory being written."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, prompts: bytes | None = None, old: Experiment | None = None):
         self.folder = folder
+        self.prompts = prompts
+        self.old = old
         self.beside = ["environment.json", "metadata.jsonl", "plan.json"]
         """Files that the manifest vouches for beside the batches."""
 
@@ -77,7 +85,11 @@ class Directory:
         )
         if experiment_file.is_file():  # checked again: another shard may have started
             refuse_other_formats(self.folder)
-            _same_experiment(self.folder, experiment_file, experiment)
+            stored = read_experiment(experiment_file)
+            if self.old is not None and stored.digest == self.old.digest:
+                self.remove_manifest()  # what it vouches for is replaced now
+            else:
+                _same_experiment(self.folder, experiment_file, stored, experiment)
         elif other_files:
             raise InputError(
                 f"{self.folder} holds files that are not of a run; give an empty or a new "
@@ -104,11 +116,14 @@ class Directory:
         """The experiment with its prompts in the directory, so that nothing points outside."""
         prompts = experiment.prompts
         path = getattr(prompts, "path", None)
-        if path is None:
+        if path is not None:
+            name, content = f"prompts{Path(path).suffix}", Path(path).read_bytes()
+        elif self.prompts is not None:
+            name, content = "prompts.jsonl", self.prompts
+        else:
             return experiment
-        name = f"prompts{Path(path).suffix}"
         self.beside.append(name)
-        self.write(name, Path(path).read_bytes())
+        self.write(name, content)
         return experiment.with_keys(prompts=prompts.model_dump() | {"path": name})
 
     def batches(self) -> set[str]:
@@ -367,10 +382,18 @@ def _may_precede_a_run(path: Path) -> bool:
     )
 
 
-def _same_experiment(folder: Path, file: Path, experiment: Experiment) -> None:
-    stored, new = read_experiment(file).identity(), experiment.identity()
-    differing = [key for key in {**stored, **new} if stored.get(key) != new.get(key)]
+def differing_keys(one: Experiment, other: Experiment) -> list[str]:
+    """The keys in which two experiments differ, but for those that change no stored number."""
+    first, second = one.identity(), other.identity()
+    return [key for key in {**first, **second} if first.get(key) != second.get(key)]
+
+
+def _same_experiment(
+    folder: Path, file: Path, stored_experiment: Experiment, experiment: Experiment
+) -> None:
+    differing = differing_keys(stored_experiment, experiment)
     if differing:
+        stored, new = stored_experiment.identity(), experiment.identity()
         differences = "; ".join(
             f"{key}: {stored.get(key)} there, {new.get(key)} here" for key in differing
         )

@@ -125,11 +125,16 @@ class Experiment(StrictModel):
     batch_tokens: BatchTokens = "auto"
     """As many prompts go through the model together as have this many tokens, padding included;
     auto is what suits the device."""
+    interim: tuple[Count, ...] = ()
+    """How many prompts the run had each time before more were added (`run --extend`). A batch has
+    prompts of one addition."""
 
     @model_validator(mode="before")
     @classmethod
     def _label(cls, data: Any) -> Any:
         data = current_keys(data)
+        if isinstance(data, dict) and isinstance(data.get("prompts"), list | tuple):
+            data = {**data, "prompts": {"source": "inline", "records": data["prompts"]}}
         if isinstance(data, dict) and isinstance(data.get("models"), str | list | tuple):
             named = as_list(data["models"])
             for name in named:
@@ -224,6 +229,13 @@ class Experiment(StrictModel):
                 code="repeats-without-randomness",
                 repeats=self.repeats,
             )
+        if list(self.interim) != sorted(set(self.interim)) or (self.interim and self.repeats > 1):
+            raise InputError(
+                f"interim is {list(self.interim)}; it lists growing numbers of prompts, and "
+                "repeats must be 1",
+                code="bad-interim",
+                value=list(self.interim),
+            )
         for label in self.models:
             _part_of("layers", self.profiles.layers, self.layers)
             _part_of("heads", self.profiles.heads_of(label), self.heads_of(label))
@@ -298,6 +310,8 @@ class Experiment(StrictModel):
             keys_of_identity["bin"] == 1
         ):  # which older questions do not say: theirs are the same ones
             del keys_of_identity["bin"]
+        if not self.interim:
+            del keys_of_identity["interim"]
         return keys_of_identity
 
     def with_keys(self, **keys: Any) -> Experiment:

@@ -55,6 +55,8 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
     prompts = data.get("prompts")
     if isinstance(prompts, dict) and isinstance(prompts.get("path"), str):
         prompts["path"] = _path_in("prompts.path", prompts["path"], folder, outside)
+    if isinstance(prompts, dict) and prompts.get("source") == "hub" and not prompts.get("path"):
+        prompts["name"] = _hub_name(prompts.get("name"), folder, outside)
     classes = data.get("classes")
     if isinstance(classes, dict):
         data["classes"] = {
@@ -91,6 +93,14 @@ def _path_in(key: str, name: str, folder: Path, outside: bool) -> str:
             value=name,
         )
     return str(path)
+
+
+def _hub_name(name: Any, folder: Path, outside: bool) -> Any:
+    """The id of a data set; or the path of a folder, which `datasets` would read too."""
+    if not isinstance(name, str) or is_remote(folder):
+        return name
+    local = (folder / _expanded(name)).exists() or Path(name).exists()
+    return _path_in("prompts.name", name, folder, outside) if local else name
 
 
 def _expanded(path: str) -> Path:
@@ -169,8 +179,8 @@ def _at(key_path: KeyPath, data: Any) -> Any:
 def _model_at(key_path: KeyPath, data: dict[Any, Any]) -> type[BaseModel]:
     """Whose keys stand at a place."""
     if key_path[:1] == ("prompts",):
-        source = data["prompts"].get("source", "")
-        return SOURCES[source]
+        short = isinstance(data["prompts"], list)
+        return SOURCES["inline" if short else data["prompts"].get("source", "")]
     model: type[BaseModel] = Experiment
     if key_path[:1] == ("conditions",):
         model, key_path = Condition, key_path[2:]  # the step between them is a condition's name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
@@ -48,11 +48,9 @@ class EquationPrompts(MathPrompts):
     source: Literal["equations"] = "equations"  # type: ignore[assignment]
 
 
-class FilePrompts(StrictModel):
-    """The records of a file, from `attnscope.prompts.datasets`."""
+class RecordPrompts(StrictModel):
+    """Records that become prompts through a template, from `attnscope.prompts.datasets`."""
 
-    source: Literal["file"] = "file"
-    path: StrictStr
     count: Count | None = None
     """The first so many records; all of them where it is not given."""
     template: StrictStr = "{question}"
@@ -60,8 +58,39 @@ class FilePrompts(StrictModel):
     system: StrictStr | None = None
     mark: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Region to field: the first place where the prompt has the field's text as whole words."""
+
+
+class FilePrompts(RecordPrompts):
+    """The records of a file."""
+
+    source: Literal["file"] = "file"
+    path: StrictStr
     digest: StrictStr | None = None
     """SHA-256 of the file, filled in by a run; one that is given must be right."""
+
+
+class InlinePrompts(RecordPrompts):
+    """Prompts in the experiment itself: `prompts: [TEXT, TEXT]` is the short form."""
+
+    source: Literal["inline"] = "inline"
+    records: Annotated[tuple[StrictStr | dict[StrictStr, Any], ...], Field(min_length=1)]
+    """Texts, each the field `question` of its record; or records with any fields."""
+
+
+class HubPrompts(RecordPrompts):
+    """A data set of the Hugging Face hub, or a folder in its form, through `datasets`."""
+
+    source: Literal["hub"] = "hub"
+    name: StrictStr
+    split: StrictStr
+    """`train`, `test`, or a part such as `test[:100]`."""
+    config: StrictStr | None = None
+    revision: StrictStr | None = None
+    """A branch, a tag or a commit; the newest where it is not given."""
+    path: StrictStr | None = None
+    """The records, in the file that a run keeps: with it the hub is not asked again."""
+    digest: StrictStr | None = None
+    """SHA-256 of that file, filled in by a run; one that is given must be right."""
 
 
 class ConversationPrompts(StrictModel):
@@ -161,6 +190,8 @@ Prompts = Annotated[
     | MathPrompts
     | EquationPrompts
     | FilePrompts
+    | InlinePrompts
+    | HubPrompts
     | ConversationPrompts
     | NeedlePrompts
     | DocumentPrompts
@@ -174,6 +205,8 @@ SOURCES: dict[str, type[StrictModel]] = {
     "math": MathPrompts,
     "equations": EquationPrompts,
     "file": FilePrompts,
+    "inline": InlinePrompts,
+    "hub": HubPrompts,
     "conversations": ConversationPrompts,
     "needle": NeedlePrompts,
     "documents": DocumentPrompts,

@@ -110,11 +110,12 @@ def judge(
     claims, sources = list(claims), ResamplingUnits(prompts, cluster, strata)
     measures = {measure for claim in claims for measure in claim.measures}
     contents = RunContents.of(values, measures, sources, experiment, pair)
+    interim = experiment.interim if experiment else ()
     notes = ("the run is unfinished",) if unfinished else ()
     return [
         replace(
             verdict,
-            written=_written(claim, written, earlier, sources),
+            written=_written(claim, written, earlier, interim, sources),
             notes=(*notes, *verdict.notes) if verdict.results else (),
         )
         for claim in claims
@@ -126,13 +127,19 @@ def _written(
     claim: Claim,
     written: Mapping[str, str] | None,
     earlier: Sequence[str],
+    interim: Sequence[int],
     sources: ResamplingUnits,
 ) -> str | None:
+    """When the claim was written, and how often the results could be seen before."""
     if written is None:
         return None
+    look = ""
+    if interim:
+        numbers = ", ".join(map(str, interim))
+        look = f"; look {len(interim) + 1} at the data, earlier with {numbers} prompts"
     if written.get(claim.name) != claim.text:
-        return WRITTEN[1 if claim.name in written else 2]
-    label = WRITTEN[0]
+        return WRITTEN[1 if claim.name in written else 2] + look
+    label = WRITTEN[0] + look
     if earlier:
         label += f"; prompts seen before ({', '.join(earlier)})"
     units = ", ".join(sources.chosen)
