@@ -1,14 +1,14 @@
-"""Train a small vision-language model on pictures of shapes, on a CPU or one GPU.
+"""Train a tiny vision-language model on pictures of shapes, on a CPU or one GPU.
 
-    python training/shapes_vlm/train.py build/base --out build/shapes-vlm
+    python training/shapes_vlm/train.py --out build/shapes-vlm
 
-The language model is frozen, with low-rank matrices (LoRA) beside the projections of its attention;
-vision encoder and projector start from random weights. Stage 1 trains encoder and projector alone:
-the output for a patch becomes the mean of the embeddings of the words for colour, shape and place
-of what is under it. Stage 2 trains encoder, projector and LoRA on questions about pictures; the
-loss counts the answers alone. All questions about a picture share its tokens and do not see each
-other. Writes the new weights in 16 bits, and a log: the loss, and exact match on new pictures by
-task. Needs torch, transformers and numpy.
+Everything starts from random numbers: vision encoder, projector, decoder and vocabulary. Stage 1
+trains encoder and projector alone: two linear classifiers, which are not kept, read colour, shape
+and place of what is under a patch from the projector's output. Stage 2 trains the whole model on
+questions about pictures; the loss counts the answers alone, plus a tenth of the loss of stage 1.
+All questions about a picture share its tokens and do not see each other. Writes a folder for
+transformers in 16 bits, and a log: the loss, and exact match on new pictures by task. Needs torch,
+transformers and numpy.
 """
 
 from __future__ import annotations
@@ -18,91 +18,80 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from base import read_base
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    CLIPVisionConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-)
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-from attnscope.prompts.shapes import SIDE, TASKS, Shape, ask, picture_question, render, scene
+from attnscope.prompts.shapes import (
+    COLORS,
+    PLACES,
+    SHAPES,
+    SIDE,
+    TASKS,
+    Shape,
+    ask,
+    picture_question,
+    render,
+    scene,
+)
+from vocabulary import MARK, SYSTEM, make_tokenizer
 
 PATCH = 16
 GRID = SIDE // PATCH
 MEAN, STD = 0.5, 0.5
-SYSTEM = "Answer questions about the picture."
-MARK = "<gh_stars>"
-"""The unused token of the base that stands for a patch; the processor calls it <image>."""
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj")
 TRAIN, TEST = 1, 2  # seeds
 TURNS = 8
 LOG_STEPS = 50
 WEIGHTS = (3, 3, 3, 2, 1, 1.5)  # of the tasks, in the order of TASKS
+PROPERTIES = (tuple(COLORS), tuple(SHAPES), tuple(place for row in PLACES for place in row))
+SIZES = {
+    "small": {"hidden": 128, "mlp": 384, "layers": 6, "heads": 8, "vision": 3},
+    "full": {"hidden": 192, "mlp": 512, "layers": 8, "heads": 12, "vision": 5},
+}
+"""`vision` is the number of layers of the encoder, which is as wide as the decoder."""
 
 
-class Lora(nn.Module):
-    """A frozen linear layer plus a trainable product of two narrow matrices."""
-
-    def __init__(self, linear: nn.Linear, rank: int):
-        super().__init__()
-        self.linear = linear
-        self.a = nn.Parameter(torch.randn(rank, linear.in_features) / math.sqrt(linear.in_features))
-        self.b = nn.Parameter(torch.zeros(linear.out_features, rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The layer's output with the low-rank part, scaled by 2."""
-        return self.linear(x) + 2.0 * F.linear(F.linear(x, self.a), self.b)
-
-
-def build(folder: Path, mark: str) -> tuple[Any, Any]:
-    """The untrained model around the base, and the base's tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def build(size: str) -> tuple[Any, Any]:
+    """The untrained model and its tokenizer."""
+    sizes, tokenizer = SIZES[size], make_tokenizer()
     vision = CLIPVisionConfig(
-        hidden_size=192,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=3,
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["mlp"],
+        num_hidden_layers=sizes["vision"],
+        num_attention_heads=sizes["hidden"] // 32,
         image_size=SIDE,
         patch_size=PATCH,
-        projection_dim=192,
-        initializer_factor=1.0,
+        projection_dim=sizes["hidden"],
+    )
+    text = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["mlp"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["heads"],
+        head_dim=sizes["hidden"] // sizes["heads"],
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     config = LlavaConfig(
         vision_config=vision,
-        text_config=AutoConfig.from_pretrained(folder),
-        image_token_index=tokenizer.convert_tokens_to_ids(mark),
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids(MARK),
         image_seq_length=GRID**2,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         tie_word_embeddings=True,
     )
-    model = LlavaForConditionalGeneration(config).float()
-    model.model.language_model.load_state_dict(read_base(folder))
-    model.tie_weights()
-    return model, tokenizer
-
-
-def add_lora(model: Any, rank: int) -> list[nn.Parameter]:
-    """Put LoRA beside the projections of every attention layer; the rest stays frozen."""
-    language = model.model.language_model
-    language.requires_grad_(False)
-    model.lm_head.requires_grad_(False)
-    for layer in language.layers:
-        for name in LINEAR:
-            linear = getattr(layer.self_attn, name)
-            setattr(layer.self_attn, name, Lora(linear, rank))
-    return [p for m in model.modules() if isinstance(m, Lora) for p in (m.a, m.b)]
+    return LlavaForConditionalGeneration(config).float(), tokenizer
 
 
 def pixels(picture: np.ndarray) -> Tensor:
@@ -110,34 +99,29 @@ def pixels(picture: np.ndarray) -> Tensor:
     return (torch.from_numpy(picture).permute(2, 0, 1) / 255.0 - MEAN) / STD
 
 
-def patch_targets(shapes: tuple[Shape, ...], words: Callable[[str], Tensor]) -> Tensor:
-    """[patches, size]: what the projector should give for each patch; 0 for the ground."""
+def patch_labels(shapes: tuple[Shape, ...]) -> Tensor:
+    """[patches, 3]: colour, shape and place of what is under each patch; -100 for the ground."""
     edges = np.arange(GRID + 1) / GRID
-    targets = torch.zeros(GRID, GRID, words("red").shape[-1])
+    labels = torch.full((GRID, GRID, len(PROPERTIES)), -100)
     for shape in shapes:
         left, top, right, bottom = shape.box
         wide = np.minimum(edges[1:], right) - np.maximum(edges[:-1], left)
         high = np.minimum(edges[1:], bottom) - np.maximum(edges[:-1], top)
         share = np.clip(high, 0, None)[:, None] * np.clip(wide, 0, None)[None] * GRID**2
-        named = [shape.color, shape.name, shape.location]
-        targets[torch.from_numpy(share > 0.3)] = torch.stack([words(w) for w in named]).mean(0)
-    return targets.flatten(0, 1)
+        named = (shape.color, shape.name, shape.location)
+        numbers = [values.index(v) for values, v in zip(PROPERTIES, named, strict=True)]
+        labels[torch.from_numpy(share > 0.3)] = torch.tensor(numbers)
+    return labels.flatten(0, 1)
 
 
-@dataclass
 class Chat:
-    """Writes pictures and turns in the form of ChatML, as token ids."""
+    """Writes pictures and turns as token ids, as the model's chat template does."""
 
-    tokenizer: Any
-    mark: str
-
-    def __post_init__(self) -> None:
-        image = self.mark * GRID**2
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
         self.head = self._ids(
-            f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{image}\n"
+            f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{MARK * GRID**2}\n"
         )
-        self.next = self._ids("<|im_start|>user\n")
-        self.end = self._ids("<|im_end|>\n")
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -165,10 +149,10 @@ class Chat:
 
 
 class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
-    """Training pictures by number, with the targets of stage 1 or the questions of stage 2."""
+    """Training pictures by number, with questions if `chat` is given."""
 
-    def __init__(self, first: int, count: int, make: Callable[..., dict[str, Tensor]]):
-        self.first, self.count, self.make = first, count, make
+    def __init__(self, first: int, count: int, chat: Chat | None):
+        self.first, self.count, self.chat = first, count, chat
 
     def __len__(self) -> int:
         return self.count
@@ -176,10 +160,13 @@ class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         random = np.random.default_rng([TRAIN, self.first + index])
         shapes = scene(random)
-        return {"pixels": pixels(render(shapes, random)), **self.make(shapes, random)}
+        row = {"pixels": pixels(render(shapes, random)), "patches": patch_labels(shapes)}
+        return row if self.chat is None else {**row, **questions(self.chat, shapes, random)}
 
 
-def questions(chat: Chat, shapes: tuple[Shape, ...], random: np.random.Generator) -> Any:
+def questions(
+    chat: Chat, shapes: tuple[Shape, ...], random: np.random.Generator
+) -> dict[str, Tensor]:
     """Different questions about one scene; a description is one of them."""
     weights = np.array(WEIGHTS) / sum(WEIGHTS)
     asked: dict[str, str] = {}
@@ -206,30 +193,68 @@ def visible(turn: Tensor) -> Tensor:
     return (same & torch.ones_like(same[0]).tril())[:, None]
 
 
+class Losses(nn.Module):
+    """The losses of both stages, and the classifiers of stage 1."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+        width = model.config.text_config.hidden_size
+        self.classify = nn.Linear(width, sum(map(len, PROPERTIES)))
+
+    def features(self, batch: dict[str, Tensor]) -> Tensor:
+        """[B, patches, size]: the projector's output."""
+        llava = self.model.model
+        return llava.multi_modal_projector(
+            llava.vision_tower(batch["pixels"]).last_hidden_state[:, 1:]
+        )
+
+    def of_patches(self, batch: dict[str, Tensor], features: Tensor) -> Tensor:
+        """Mean cross-entropy of colour, shape and place of the patches."""
+        scores = self.classify(features).float().split([*map(len, PROPERTIES)], -1)
+        losses = [
+            F.cross_entropy(score.flatten(0, 1), label.flatten())
+            for score, label in zip(scores, batch["patches"].unbind(-1), strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+    def of_answers(self, batch: dict[str, Tensor], features: Tensor) -> Tensor:
+        """Mean cross-entropy of the tokens of the answers."""
+        llava, mask = self.model.model, visible(batch["turn"])
+        embeddings = llava.get_input_embeddings()(batch["ids"])
+        marked = (batch["ids"] == self.model.config.image_token_id)[..., None]
+        embeddings = embeddings.masked_scatter(marked, features.to(embeddings.dtype))
+        hidden = llava.language_model(
+            inputs_embeds=embeddings,
+            position_ids=batch["places"],
+            attention_mask=torch.zeros(
+                mask.shape, dtype=embeddings.dtype, device=mask.device
+            ).masked_fill_(~mask, torch.finfo(embeddings.dtype).min),
+            use_cache=False,
+        ).last_hidden_state
+        labels = batch["labels"][:, 1:]
+        counted = labels != -100
+        return F.cross_entropy(self.model.lm_head(hidden[:, :-1][counted]).float(), labels[counted])
+
+
 def optimise(
-    groups: list[tuple[list[nn.Parameter], float]],
+    parameters: list[nn.Parameter],
+    rate: float,
     loss_of: Callable[[dict[str, Tensor]], Tensor],
     batches: Iterator[dict[str, Tensor]],
     steps: int,
     seconds: float,
     note: Callable[..., None],
-    save: Callable[[], None],
 ) -> None:
     """AdamW with a warm-up and a cosine; ends after `steps`, or when the time is used up."""
-    optimizer = torch.optim.AdamW(
-        [{"params": [*params], "lr": rate, "rate": rate} for params, rate in groups],
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
-    )
-    parameters = [p for params, _ in groups for p in params]
+    optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     start, mean = time.perf_counter(), 0.0
     for step, batch in enumerate(batches):
         used = max(step / steps, (time.perf_counter() - start) / seconds)
         if used >= 1:
             break
         for group in optimizer.param_groups:
-            fall = 0.5 + 0.5 * math.cos(math.pi * used)
-            group["lr"] = group["rate"] * min(1.0, (step + 1) / 50) * fall
+            group["lr"] = rate * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * used))
         loss = loss_of(batch)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -237,159 +262,115 @@ def optimise(
         optimizer.zero_grad()
         mean += float(loss.detach())
         if (step + 1) % LOG_STEPS == 0:
-            save()
             note(step=step + 1, loss=round(mean / LOG_STEPS, 4), used=round(used, 3))
             mean = 0.0
 
 
-def train(model: Any, tokenizer: Any, chosen: Any, note: Callable[..., None], save: Any) -> None:
-    """Both stages."""
-    device, half = chosen.device, torch.bfloat16
-    llava, chat = model.model, Chat(tokenizer, chosen.mark)
-    table = llava.get_input_embeddings().weight.detach().float().cpu()
+def train(model: Any, tokenizer: Any, chosen: Any, note: Callable[..., None], keep: Any) -> None:
+    """Both stages; `keep` writes the model as it is, after every 1,000 steps and each stage."""
+    device = chosen.device
+    losses = Losses(model).to(device)
 
-    def words(text: str) -> Tensor:
-        return table[tokenizer(f" {text}", add_special_tokens=False)["input_ids"]].mean(0)
-
-    def batches(first: int, steps: int, size: int, make: Any) -> Iterator[dict[str, Tensor]]:
+    def batches(first: int, steps: int, size: int, chat: Chat | None) -> Any:
         data = torch.utils.data.DataLoader(
-            Scenes(first, steps * size, make),
+            Scenes(first, steps * size, chat),
             size,
             num_workers=chosen.workers,
             collate_fn=collate,
             pin_memory=device == "cuda",
             prefetch_factor=8 if chosen.workers else None,
         )
-        for part in data:
+        for number, part in enumerate(data, 1):
             yield {name: tensor.to(device, non_blocking=True) for name, tensor in part.items()}
+            if number % 1000 == 0:
+                keep()
 
-    def image(batch: dict[str, Tensor]) -> Tensor:
-        hidden = llava.vision_tower(batch["pixels"]).last_hidden_state[:, 1:]
-        return llava.multi_modal_projector(hidden)
+    def half() -> Any:
+        return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
 
     def patch_loss(batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast(device, half):
-            got = image(batch)
-        target = batch["targets"]
-        return F.mse_loss(got.float(), target) / table.square().mean()
+        with half():
+            return losses.of_patches(batch, losses.features(batch))
 
     def answer_loss(batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast(device, half):
-            embeddings = llava.get_input_embeddings()(batch["ids"])
-            marked = (batch["ids"] == model.config.image_token_id)[..., None]
-            features = image(batch).to(embeddings.dtype)
-            mask = visible(batch["turn"])
-            hidden = llava.language_model(
-                inputs_embeds=embeddings.masked_scatter(marked, features),
-                position_ids=batch["places"],
-                attention_mask=torch.zeros(mask.shape, dtype=half, device=device).masked_fill_(
-                    ~mask, torch.finfo(half).min
-                ),
-                use_cache=False,
-            ).last_hidden_state
-            labels = batch["labels"][:, 1:]
-            counted = labels != -100
-            scores = model.lm_head(hidden[:, :-1][counted])
-        return F.cross_entropy(scores.float(), labels[counted])
+        with half():
+            features = losses.features(batch)
+            return losses.of_answers(batch, features) + 0.1 * losses.of_patches(batch, features)
 
-    encoder, projector = llava.vision_tower.parameters, llava.multi_modal_projector.parameters
-    lora = [p for m in model.modules() if isinstance(m, Lora) for p in (m.a, m.b)]
-    rate, steps, size = chosen.rate, chosen.encoder_steps, chosen.encoder_batch
-    first = batches(0, steps, size, lambda shapes, _: {"targets": patch_targets(shapes, words)})
+    llava, steps, size = model.model, chosen.encoder_steps, chosen.encoder_batch
+    parts = (llava.vision_tower, llava.multi_modal_projector, losses.classify)
+    encoder = [p for part in parts for p in part.parameters()]
     optimise(
-        [([*encoder(), *projector()], rate)],
+        encoder,
+        chosen.rate,
         patch_loss,
-        first,
+        batches(0, steps, size, None),
         steps,
         chosen.encoder_minutes * 60,
         note,
-        save,
     )
-    second = batches(
-        steps * size,
-        chosen.steps,
-        chosen.batch,
-        lambda shapes, random: questions(chat, shapes, random),
-    )
+    keep()
     optimise(
-        [([*projector(), *lora], rate), ([*encoder()], 0.3 * rate)],
+        list(losses.parameters()),
+        chosen.rate,
         answer_loss,
-        second,
+        batches(steps * size, chosen.steps, chosen.batch, Chat(tokenizer)),
         chosen.steps,
         chosen.minutes * 60,
         note,
-        save,
     )
 
 
 @torch.no_grad()
-def exact_match(model: Any, tokenizer: Any, chosen: Any) -> dict[str, float]:
+def exact_match(model: Any, tokenizer: Any, device: str, fresh: int, batch: int = 50) -> Any:
     """By task: the share of new pictures that the model answers correctly."""
     model.eval()
-    chat, right = Chat(tokenizer, chosen.mark), {}
+    chat, right = Chat(tokenizer), {}
     for task in TASKS:
         hits = 0
-        for first in range(0, chosen.fresh, chosen.fresh_batch):
-            indices = range(first, min(first + chosen.fresh_batch, chosen.fresh))
+        for first in range(0, fresh, batch):
+            indices = range(first, min(first + batch, fresh))
             asked = [picture_question(index, seed=TEST, task=task) for index in indices]
             rows = [chat.head + chat.question(one.question) for one in asked]
             longest = max(map(len, rows))
             ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
             mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-            images = torch.stack([pixels(one.picture) for one in asked])
-            with torch.autocast(chosen.device, torch.bfloat16):
-                out = model.generate(
-                    input_ids=ids.to(chosen.device),
-                    attention_mask=mask.to(chosen.device),
-                    pixel_values=images.to(chosen.device),
-                    max_new_tokens=64 if task == "describe" else 8,
-                    do_sample=False,
-                    pad_token_id=0,
-                    eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-                )
+            out = model.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                pixel_values=torch.stack([pixels(one.picture) for one in asked]).to(device),
+                max_new_tokens=48 if task == "describe" else 6,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+            )
             texts = tokenizer.batch_decode(out[:, longest:], skip_special_tokens=True)
             hits += sum(text.strip() == one.answer for text, one in zip(texts, asked, strict=True))
-        right[task] = round(hits / chosen.fresh, 4)
+        right[task] = round(hits / fresh, 4)
     model.train()
     return right
 
 
-def save(model: Any, rank: int, out: Path) -> None:
-    """Write what was trained in bfloat16."""
-    adapter, encoder = {}, {}
-    for name, module in model.model.language_model.named_modules():
-        if isinstance(module, Lora):
-            for letter, matrix in (("A", module.a), ("B", module.b)):
-                adapter[f"{name}.lora_{letter}.weight"] = matrix
-    for prefix in ("vision_tower", "multi_modal_projector"):
-        for name, tensor in getattr(model.model, prefix).state_dict().items():
-            if tensor.is_floating_point():
-                encoder[f"{prefix}.{name}"] = tensor
-    for name, tensors in (("adapter", adapter), ("encoder", encoder)):
-        rounded = {
-            key: t.detach().to("cpu", torch.bfloat16).contiguous() for key, t in tensors.items()
-        }
-        save_file(rounded, out / f"{name}.safetensors")
-    model.config.save_pretrained(out)
-    (out / "adapter.json").write_text(json.dumps({"rank": rank, "scale": 2.0}))
+def save(model: Any, tokenizer: Any, out: Path) -> None:
+    """Write the model in bfloat16."""
+    weights = {name: t.detach().to("cpu", torch.bfloat16) for name, t in model.state_dict().items()}
+    model.save_pretrained(out, state_dict=weights)
+    tokenizer.save_pretrained(out)
 
 
 def options() -> argparse.Namespace:
-    """The options; the defaults are those of the bundled model, trained on one CPU core."""
+    """The options; the defaults are those of the bundled model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("base", type=Path, help="folder of the language model")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--mark", default=MARK, help="unused token of the base for a patch")
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--encoder-steps", type=int, default=1000)
-    parser.add_argument("--encoder-batch", type=int, default=64)
+    parser.add_argument("--size", choices=SIZES, default="full")
+    parser.add_argument("--encoder-steps", type=int, default=3000)
+    parser.add_argument("--encoder-batch", type=int, default=128)
     parser.add_argument("--encoder-minutes", type=float, default=600)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--fresh", type=int, default=200)
-    parser.add_argument("--fresh-batch", type=int, default=50)
+    parser.add_argument("--fresh", type=int, default=200, help="new pictures for each task")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
@@ -408,21 +389,20 @@ def main() -> None:
         print(json.dumps(values), file=log, flush=True)
 
     torch.manual_seed(TRAIN)
-    model, tokenizer = build(chosen.base, chosen.mark)
-    model.model.language_model.to(torch.bfloat16)
-    model.tie_weights()
-    add_lora(model, chosen.rank)
+    model, tokenizer = build(chosen.size)
     model.to(chosen.device).train()
-    if chosen.device == "cpu":  # faster backwards than the fused kernel of a CPU
-        model.set_attn_implementation("eager")
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    note(parameters=trained, torch=torch.__version__, device=chosen.device)
-    train(model, tokenizer, chosen, note, lambda: save(model, chosen.rank, chosen.out))
+    described = {name: value for name, value in vars(chosen).items() if name != "out"}
+    note(
+        parameters=sum(p.numel() for p in model.parameters()),
+        torch=torch.__version__,
+        options=described,
+    )
+    train(model, tokenizer, chosen, note, lambda: save(model, tokenizer, chosen.out))
     with torch.no_grad():
         for parameter in model.parameters():  # measured with the rounded numbers
             parameter.copy_(parameter.to(torch.bfloat16))
-    save(model, chosen.rank, chosen.out)
-    note(exact_match=exact_match(model, tokenizer, chosen))
+    save(model, tokenizer, chosen.out)
+    note(exact_match=exact_match(model, tokenizer, chosen.device, chosen.fresh))
 
 
 if __name__ == "__main__":
