@@ -1,21 +1,27 @@
 """What watching costs on one GPU: forward passes and generation, a large shape and a small one.
 
     PYTHONPATH=src python benchmarks/gpu.py [--cases 7b:1x1024,135m:generate:1x512+64,…]
-                                            [--seconds 5] [--out table.md]
+                                            [--seconds 5] [--out table.md] [--before FOLDER]
 
 First checks the kernels against the float64 reference on the same inputs, generation against the
 same reference under three kinds of cache, and that a watched pass never waits for the device.
 Then times plain and watched in one process, turn by turn, and prints the median of the turns'
-ratios; "rows" is a watch that keeps queries and keys, and then the masses of 8 classes of every
-query, in bins of 64.
+ratios. A watched run reads `received` of every layer. "rows" is a watch that keeps queries and
+keys, and then the masses of 8 classes of every query, in bins of 64.
+With `--before`, the build whose `src` is that folder runs in a second process, in the same turns,
+and only "plain" and "all" are timed.
 Weights are random: the work is the same as with trained ones.
 """
 
 import argparse
 import gc
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +31,6 @@ from transformers.utils import logging
 
 import attnscope
 from attnscope.kernels import KernelRows, kernel, reference
-from attnscope.scope import pending
 
 CASES = (
     "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
@@ -178,29 +183,104 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - begin, torch.cuda.max_memory_allocated()
 
 
+Sample = Callable[[], tuple[float, float]]
+"""Runs once and returns seconds and peak bytes."""
+BEFORE = ", before"
+
+
+def samples_of(runs: dict[str, Callable[[], Any]]) -> dict[str, Sample]:
+    """Each run, timed."""
+    return {name: partial(timed, run) for name, run in runs.items()}
+
+
 def turns(
-    runs: dict[str, Callable[[], Any]], seconds: float, least: int = 1
+    runs: dict[str, Sample], seconds: float, least: int = 1
 ) -> dict[str, tuple[float, float, float]]:
-    """Of each the median seconds, peak memory and median ratio to the first of its turn: the host
-    changes its speed from minute to minute. Turn by turn for about so long, every other turn in
-    the opposite order."""
+    """Of each the median seconds, peak memory and median ratio to the plain run of its build in the
+    same turn: the host changes its speed from minute to minute. Turn by turn for about so long,
+    every other turn in the opposite order."""
     for run in runs.values():  # compile, and let the allocator settle
         run()
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     begin, turn = time.perf_counter(), 0
     while turn < least or time.perf_counter() - begin < seconds:
         for name, run in list(runs.items())[:: 1 if turn % 2 else -1]:
-            samples[name].append(timed(run))
+            samples[name].append(run())
         turn += 1
-    base = [took for took, _ in next(iter(samples.values()))]
+    first = next(iter(samples))
     return {
         name: (
             statistics.median(t for t, _ in taken),
             max(m for _, m in taken),
-            statistics.median(t / b for (t, _), b in zip(taken, base, strict=True)),
+            statistics.median(
+                t / b
+                for (t, _), (b, _) in zip(
+                    taken, samples[first + BEFORE * name.endswith(BEFORE)], strict=True
+                )
+            ),
         )
         for name, taken in samples.items()
     }
+
+
+class Bench:
+    """One model on the GPU, and what is timed of it."""
+
+    def __init__(self) -> None:
+        self.model, self.built = None, ""
+
+    def prepare(self, name: str) -> dict[str, Sample]:
+        """The runs of a case. The model is built again if it is another."""
+        case = name.split(":")
+        gc.collect()
+        torch.cuda.empty_cache()
+        if case[0] != self.built:
+            self.model = None
+            gc.collect()
+            torch.cuda.empty_cache()
+            self.model, self.built = build(case[0]), case[0]
+        return samples_of(contenders(self.model, case))
+
+
+def serve() -> None:
+    """The second process: prepares cases and times runs, as it is asked by the first."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    bench, runs = Bench(), {}
+    for line in sys.stdin:
+        verb, _, name = line.strip().partition(" ")
+        if verb == "prepare":
+            runs = bench.prepare(name)
+            answer: tuple[Any, ...] = ("ready",)
+        else:
+            answer = runs[name]()
+        print(*answer, file=answers, flush=True)
+
+
+class OtherBuild:
+    """A process that runs another build."""
+
+    def __init__(self, src: Path):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(src)},
+        )
+
+    def ask(self, request: str) -> list[str]:
+        """Its answer, a line of words."""
+        assert self.process.stdin
+        assert self.process.stdout
+        print(request, file=self.process.stdin, flush=True)
+        if not (answer := self.process.stdout.readline().split()):
+            raise RuntimeError(f"the other build ended at {request!r}")
+        return answer
+
+    def time(self, what: str) -> tuple[float, float]:
+        """One run: seconds and peak bytes."""
+        seconds, memory = self.ask(f"time {what}")
+        return float(seconds), float(memory)
 
 
 def coverage(model: Any, ids: torch.Tensor, sample: str) -> float:
@@ -243,8 +323,8 @@ def check_rows() -> list[str]:
         few[:, ::97] = True
         wanted = attnscope.from_tensors(q, k, window=window, queries=few, backend="reference")
         got = attnscope.from_tensors(q, k, window=window, backend="triton")
-        at = wanted.query_positions()[0]
-        off = (got.rows(classes, 8)[:, :, at] - wanted.rows(classes, 8)).abs().max().item()
+        at = wanted.query_positions(0)[0]
+        off = (got.rows(0, classes, 8)[:, :, at] - wanted.rows(0, classes, 8)).abs().max().item()
         assert off < 1e-5, (n, window, off)
         lines.append(f"rows, n={n}, window={window}: masses off by {off:.1e} at most")
     return lines
@@ -269,6 +349,8 @@ def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
             kept.clear()
             with attnscope.watch(model, queries=queries) as scope:
                 plain()
+            for layer in scope.layers:
+                scope.received(layer)
             kept.append(scope)
 
         return run
@@ -302,28 +384,29 @@ def main() -> None:
     parser.add_argument("--cases", default=CASES)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--least", type=int, default=6, help="turns of every case")
-    parser.add_argument("--large", type=float, help="MiB of queries a call measured at once has")
     parser.add_argument("--unchecked", action="store_true", help="time only")
+    parser.add_argument("--before", type=Path, help="the src of a build to compare with")
+    parser.add_argument("--serve", action="store_true", help="the second process of --before")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.set_verbosity_error()
-    if options.large is not None:
-        pending.LARGE["cuda"] = int(options.large * 2**20)
+    if options.serve:
+        return serve()
     lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"]
     if not options.unchecked:
         lines += [*check(), *check_rows(), *check_generation(), check_no_waiting()]
     lines += ["", "| case | what | ms | ratio | peak GiB | ratio |", "| --- " * 6 + "|"]
     print("\n".join(lines), flush=True)
-    model, built = None, ""
+    bench = Bench()
+    other = OtherBuild(options.before) if options.before else None
     for name in options.cases.split(","):
-        case = name.split(":")
-        if case[0] != built:
-            model = None
-            gc.collect()
-            torch.cuda.empty_cache()
-            model, built = build(case[0]), case[0]
-        least = 2 if case[-1].endswith("131072") else options.least
-        results = turns(contenders(model, case), options.seconds, least)
+        runs = bench.prepare(name)
+        if other is not None:
+            other.ask(f"prepare {name}")
+            own = {what: runs[what] for what in ("plain", "all")}
+            runs = own | {what + BEFORE: partial(other.time, what) for what in own}
+        least = 2 if name.endswith("131072") else options.least
+        results = turns(runs, options.seconds, least)
         plain = next(iter(results.values()))[1]
         for what, (seconds, memory, ratio) in results.items():
             lines.append(
@@ -332,12 +415,11 @@ def main() -> None:
             )
             print(lines[-1], flush=True)
         if "sample:4096" in results:
-            batch, tokens = map(int, case[-1].split("x"))
+            batch, tokens = map(int, name.split(":")[-1].split("x"))
             ids = torch.randint(5, 990, (batch, tokens), device="cuda")
-            lines.append(f"{name}: {coverage(model, ids, 'sample:4096'):.4%} within 3 SE")
+            inside = coverage(bench.model, ids, "sample:4096")
+            lines.append(f"{name}: {inside:.4%} within 3 SE")
             print(lines[-1], flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
         if options.out:
             options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 import attnscope
 from attnscope.interventions.redistribute import NORMAL, Bounds, apply_shift, bounds, redistribute
-from gpu import build, turns
+from gpu import build, samples_of, turns
 
 CASES = "7b:1x4096,7b:1x1024,135m:1x1024"
 Block = Callable[[], AbstractContextManager[Any]]
@@ -117,10 +117,10 @@ def measure(name: str, seconds: float) -> list[str]:
         return run
 
     every = {what: under(block) for what, block in blocks(model, ids).items()}
-    results = turns({"plain": plain, **every}, seconds)
+    results = turns(samples_of({"plain": plain, **every}), seconds)
     # By itself: it takes so long that the others would be timed once.
     host = {"plain": plain, "arm, percentiles on the host": under(lambda: arm_on_the_host(model))}
-    slow = turns(host, seconds / 5)
+    slow = turns(samples_of(host), seconds / 5)
     lines = []
     for table in (results, slow):
         for what, (took, memory, ratio) in table.items():
@@ -135,7 +135,7 @@ def parts(tokens: int, width: int, seconds: float) -> list[str]:
     """What ARM's steps take on activations of bfloat16."""
     a = torch.nn.functional.silu(1.2 * torch.randn(1, tokens, width, device="cuda")).bfloat16()
     runs = {"all of it": lambda: redistribute(a, [3]), "bounds": lambda: bounds(a)}
-    took = turns(runs, seconds)
+    took = turns(samples_of(runs), seconds)
     return [f"| {what} | {1e3 * each:.3f} |" for what, (each, *_) in took.items()]
 
 

@@ -206,8 +206,8 @@ def test_masses_of_single_queries_against_float64(case: tuple, dtype: torch.dtyp
         pytest.skip("the keys are another text's")
     got = attnscope.from_tensors(q, k, **asked, backend="triton")
     wanted = attnscope.from_tensors(q, k, **asked, queries=few, backend="reference")
-    at = wanted.query_positions()[0] - (K - Q)
-    off = (got.rows(classes, 8)[:, :, at] - wanted.rows(classes, 8)).abs().max()
+    at = wanted.query_positions(0)[0] - (K - Q)
+    off = (got.rows(0, classes, 8)[:, :, at] - wanted.rows(0, classes, 8)).abs().max()
     assert float(off) < 1e-5
 
 
