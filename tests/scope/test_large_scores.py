@@ -195,8 +195,8 @@ def test_a_fault_is_caught(
                 projection.bias.data.zero_()
     honest = reduce.rows_of
 
-    def faulty(*given: Any) -> Any:
-        return FAULTS[fault](honest(*given))
+    def faulty(*given: Any, **options: Any) -> Any:
+        return FAULTS[fault](honest(*given, **options))
 
     for module in (reduce, sampling):
         monkeypatch.setattr(module, "rows_of", faulty)
