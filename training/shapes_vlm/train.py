@@ -1,14 +1,14 @@
-"""Train a tiny vision-language model on pictures of shapes, on a CPU or one GPU.
+"""Train a tiny vision-language model on pictures of shapes, in minutes on one GPU.
 
-    python training/shapes_vlm/train.py --out build/shapes-vlm
+    python training/shapes_vlm/train.py --out build/shapes-vlm --workers 15
 
 Everything starts from random numbers: vision encoder, projector, decoder and vocabulary. Stage 1
-trains encoder and projector alone: two linear classifiers, which are not kept, read colour, shape
-and place of what is under a patch from the projector's output. Stage 2 trains the whole model on
+trains encoder and projector alone: linear classifiers, which are not kept, read colour, shape and
+place of what is under a patch from the projector's output. Stage 2 trains the whole model on
 questions about pictures; the loss counts the answers alone, plus a tenth of the loss of stage 1.
-All questions about a picture share its tokens and do not see each other. Writes a folder for
-transformers in 16 bits, and a log: the loss, and exact match on new pictures by task. Needs torch,
-transformers and numpy.
+All questions about a picture share its tokens and do not see each other. Each stage ends after its
+minutes. Writes a folder for transformers in 16 bits, and a log: the loss, and by task the exact
+match on new pictures beside that of the best constant answer. Needs torch, transformers and numpy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +43,21 @@ from attnscope.prompts.shapes import (
     render,
     scene,
 )
-from vocabulary import MARK, SYSTEM, make_tokenizer
+from vocabulary import MARK, SYSTEM, TEMPLATE, make_tokenizer
 
 PATCH = 16
 GRID = SIDE // PATCH
 MEAN, STD = 0.5, 0.5
 TRAIN, TEST = 1, 2  # seeds
 TURNS = 8
-LOG_STEPS = 50
+LOG_STEPS = 100
+KEEP_STEPS = 1000
+AHEAD = 4  # batches that each worker prepares
 WEIGHTS = (3, 3, 3, 2, 1, 1.5)  # of the tasks, in the order of TASKS
 PROPERTIES = (tuple(COLORS), tuple(SHAPES), tuple(place for row in PLACES for place in row))
 SIZES = {
     "small": {"hidden": 128, "mlp": 384, "layers": 6, "heads": 8, "vision": 3},
-    "full": {"hidden": 192, "mlp": 512, "layers": 8, "heads": 12, "vision": 5},
+    "full": {"hidden": 192, "mlp": 512, "layers": 8, "heads": 6, "vision": 5},
 }
 """`vision` is the number of layers of the encoder, which is as wide as the decoder."""
 
@@ -94,9 +100,9 @@ def build(size: str) -> tuple[Any, Any]:
     return LlavaForConditionalGeneration(config).float(), tokenizer
 
 
-def pixels(picture: np.ndarray) -> Tensor:
-    """[3, SIDE, SIDE]: a picture as the model's processor gives it."""
-    return (torch.from_numpy(picture).permute(2, 0, 1) / 255.0 - MEAN) / STD
+def pixels(pictures: Tensor) -> Tensor:
+    """[B, 3, SIDE, SIDE]: pictures as the model's processor gives them."""
+    return (pictures.permute(0, 3, 1, 2) / 255.0 - MEAN) / STD
 
 
 def patch_labels(shapes: tuple[Shape, ...]) -> Tensor:
@@ -119,11 +125,12 @@ class Chat:
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
+        self._ids = cache(self._uncached_ids)
         self.head = self._ids(
             f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{MARK * GRID**2}\n"
         )
 
-    def _ids(self, text: str) -> list[int]:
+    def _uncached_ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def question(self, text: str) -> list[int]:
@@ -148,22 +155,6 @@ class Chat:
         return {name: torch.tensor(numbers) for name, numbers in row.items()}
 
 
-class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
-    """Training pictures by number, with questions if `chat` is given."""
-
-    def __init__(self, first: int, count: int, chat: Chat | None):
-        self.first, self.count, self.chat = first, count, chat
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        random = np.random.default_rng([TRAIN, self.first + index])
-        shapes = scene(random)
-        row = {"pixels": pixels(render(shapes, random)), "patches": patch_labels(shapes)}
-        return row if self.chat is None else {**row, **questions(self.chat, shapes, random)}
-
-
 def questions(
     chat: Chat, shapes: tuple[Shape, ...], random: np.random.Generator
 ) -> dict[str, Tensor]:
@@ -176,15 +167,57 @@ def questions(
     return chat.turns(list(asked.items()))
 
 
-def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """A batch, padded on the right; padding is a turn of its own."""
+@cache
+def chat_of_worker() -> Chat:
+    """One for each process."""
+    return Chat(make_tokenizer())
+
+
+def make_batch(first: int, size: int, asked: bool) -> dict[str, np.ndarray]:
+    """Training pictures `first`, `first` + 1, …, with questions if `asked`.
+
+    Rows of token ids are padded on the right; padding is a turn of its own. The arrays go through a
+    pipe, not through shared memory, of which a container often has little.
+    """
+    rows = []
+    for index in range(first, first + size):
+        random = np.random.default_rng([TRAIN, index])
+        shapes = scene(random)
+        picture = torch.from_numpy(render(shapes, random))
+        row = {"pictures": picture, "patches": patch_labels(shapes)}
+        rows.append({**row, **questions(chat_of_worker(), shapes, random)} if asked else row)
     pad = {"ids": 0, "labels": -100, "places": 0, "turn": -1}
     return {
-        name: torch.stack([row[name] for row in rows])
+        name: torch.stack([row[name] for row in rows]).numpy()
         if name not in pad
-        else nn.utils.rnn.pad_sequence([row[name] for row in rows], True, pad[name])
+        else nn.utils.rnn.pad_sequence([row[name] for row in rows], True, pad[name]).numpy()
         for name in rows[0]
     }
+
+
+def begin_worker() -> None:
+    """One thread for each worker."""
+    torch.set_num_threads(1)
+
+
+def batches(
+    pool: ProcessPoolExecutor | None, ahead: int, first: int, size: int, asked: bool
+) -> Iterator[dict[str, np.ndarray]]:
+    """Batches without end, in order; `pool` prepares `ahead` of them."""
+    if pool is None:
+        while True:
+            yield make_batch(first, size, asked)
+            first += size
+    waiting: deque[Any] = deque()
+    try:
+        while True:
+            while len(waiting) < ahead:
+                waiting.append(pool.submit(make_batch, first, size, asked))
+                first += size
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def visible(turn: Tensor) -> Tensor:
@@ -206,7 +239,7 @@ class Losses(nn.Module):
         """[B, patches, size]: the projector's output."""
         llava = self.model.model
         return llava.multi_modal_projector(
-            llava.vision_tower(batch["pixels"]).last_hidden_state[:, 1:]
+            llava.vision_tower(pixels(batch["pictures"])).last_hidden_state[:, 1:]
         )
 
     def of_patches(self, batch: dict[str, Tensor], features: Tensor) -> Tensor:
@@ -220,114 +253,96 @@ class Losses(nn.Module):
 
     def of_answers(self, batch: dict[str, Tensor], features: Tensor) -> Tensor:
         """Mean cross-entropy of the tokens of the answers."""
-        llava, mask = self.model.model, visible(batch["turn"])
+        llava = self.model.model
         embeddings = llava.get_input_embeddings()(batch["ids"])
         marked = (batch["ids"] == self.model.config.image_token_id)[..., None]
         embeddings = embeddings.masked_scatter(marked, features.to(embeddings.dtype))
         hidden = llava.language_model(
             inputs_embeds=embeddings,
             position_ids=batch["places"],
-            attention_mask=torch.zeros(
-                mask.shape, dtype=embeddings.dtype, device=mask.device
-            ).masked_fill_(~mask, torch.finfo(embeddings.dtype).min),
+            attention_mask=visible(batch["turn"]),
             use_cache=False,
         ).last_hidden_state
-        labels = batch["labels"][:, 1:]
-        counted = labels != -100
-        return F.cross_entropy(self.model.lm_head(hidden[:, :-1][counted]).float(), labels[counted])
+        scores = self.model.lm_head(hidden[:, :-1]).float()
+        return F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten())
 
 
 def optimise(
     parameters: list[nn.Parameter],
-    rate: float,
     loss_of: Callable[[dict[str, Tensor]], Tensor],
-    batches: Iterator[dict[str, Tensor]],
-    steps: int,
-    seconds: float,
+    data: Iterator[dict[str, Tensor]],
+    chosen: Any,
+    minutes: float,
     note: Callable[..., None],
-) -> None:
-    """AdamW with a warm-up and a cosine; ends after `steps`, or when the time is used up."""
-    optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-    start, mean = time.perf_counter(), 0.0
-    for step, batch in enumerate(batches):
-        used = max(step / steps, (time.perf_counter() - start) / seconds)
+) -> int:
+    """AdamW with a warm-up and a cosine, until the steps or minutes are used up; returns steps."""
+    optimizer = torch.optim.AdamW(
+        parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=chosen.device == "cuda"
+    )
+    start, mean = time.perf_counter(), torch.zeros((), device=chosen.device)
+    for step, batch in enumerate(data):
+        used = max(step / chosen.steps, (time.perf_counter() - start) / 60 / minutes)
         if used >= 1:
             break
+        rate = chosen.rate * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * used))
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * used))
-        loss = loss_of(batch)
+            group["lr"] = rate
+        with torch.autocast(chosen.device, torch.bfloat16, enabled=chosen.device == "cuda"):
+            loss = loss_of(batch)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        mean += float(loss.detach())
-        if (step + 1) % LOG_STEPS == 0:
-            note(step=step + 1, loss=round(mean / LOG_STEPS, 4), used=round(used, 3))
-            mean = 0.0
+        mean += loss.detach()  # a number is read from the GPU only for the log
+        if (step + 1) % LOG_STEPS == 0 or step == 0:
+            count = LOG_STEPS if step else 1
+            note(step=step + 1, loss=round(float(mean) / count, 4), used=round(used, 3))
+            mean.zero_()
+    return step
 
 
-def train(model: Any, tokenizer: Any, chosen: Any, note: Callable[..., None], keep: Any) -> None:
-    """Both stages; `keep` writes the model as it is, after every 1,000 steps and each stage."""
-    device = chosen.device
-    losses = Losses(model).to(device)
+def train(
+    model: Any,
+    pool: ProcessPoolExecutor | None,
+    chosen: Any,
+    note: Callable[..., None],
+    keep: Callable[[], None],
+) -> None:
+    """Both stages; `keep` writes the model as it is, every 1,000 steps."""
+    losses = Losses(model).to(chosen.device)
 
-    def batches(first: int, steps: int, size: int, chat: Chat | None) -> Any:
-        data = torch.utils.data.DataLoader(
-            Scenes(first, steps * size, chat),
-            size,
-            num_workers=chosen.workers,
-            collate_fn=collate,
-            pin_memory=device == "cuda",
-            prefetch_factor=8 if chosen.workers else None,
-        )
-        for number, part in enumerate(data, 1):
-            yield {name: tensor.to(device, non_blocking=True) for name, tensor in part.items()}
-            if number % 1000 == 0:
+    def data(first: int, asked: bool) -> Iterator[dict[str, Tensor]]:
+        ahead = AHEAD * chosen.workers
+        for number, arrays in enumerate(batches(pool, ahead, first, chosen.batch, asked), 1):
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            yield {name: t.to(chosen.device, non_blocking=True) for name, t in tensors.items()}
+            if number % KEEP_STEPS == 0:
                 keep()
 
-    def half() -> Any:
-        return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+    def answer_loss(batch: dict[str, Tensor]) -> Tensor:
+        features = losses.features(batch)
+        return losses.of_answers(batch, features) + 0.1 * losses.of_patches(batch, features)
 
     def patch_loss(batch: dict[str, Tensor]) -> Tensor:
-        with half():
-            return losses.of_patches(batch, losses.features(batch))
+        return losses.of_patches(batch, losses.features(batch))
 
-    def answer_loss(batch: dict[str, Tensor]) -> Tensor:
-        with half():
-            features = losses.features(batch)
-            return losses.of_answers(batch, features) + 0.1 * losses.of_patches(batch, features)
-
-    llava, steps, size = model.model, chosen.encoder_steps, chosen.encoder_batch
-    parts = (llava.vision_tower, llava.multi_modal_projector, losses.classify)
+    parts = (model.model.vision_tower, model.model.multi_modal_projector, losses.classify)
     encoder = [p for part in parts for p in part.parameters()]
-    optimise(
-        encoder,
-        chosen.rate,
-        patch_loss,
-        batches(0, steps, size, None),
-        steps,
-        chosen.encoder_minutes * 60,
-        note,
-    )
-    keep()
-    optimise(
-        list(losses.parameters()),
-        chosen.rate,
-        answer_loss,
-        batches(steps * size, chosen.steps, chosen.batch, Chat(tokenizer)),
-        chosen.steps,
-        chosen.minutes * 60,
-        note,
-    )
+    everything = list(losses.parameters())
+    done = optimise(encoder, patch_loss, data(0, False), chosen, chosen.encoder_minutes, note)
+    note(stage=1, steps=done, pictures=done * chosen.batch)
+    first = (done + 1) * chosen.batch
+    done = optimise(everything, answer_loss, data(first, True), chosen, chosen.minutes, note)
+    note(stage=2, steps=done, pictures=done * chosen.batch)
 
 
 @torch.no_grad()
-def exact_match(model: Any, tokenizer: Any, device: str, fresh: int, batch: int = 50) -> Any:
-    """By task: the share of new pictures that the model answers correctly."""
+def exact_match(model: Any, tokenizer: Any, device: str, fresh: int, batch: int = 100) -> Any:
+    """By task: the shares of new pictures that the model, and one constant answer, get right."""
     model.eval()
-    chat, right = Chat(tokenizer), {}
+    chat, right, constant = Chat(tokenizer), {}, {}
     for task in TASKS:
-        hits = 0
+        hits, answers = 0, Counter()
         for first in range(0, fresh, batch):
             indices = range(first, min(first + batch, fresh))
             asked = [picture_question(index, seed=TEST, task=task) for index in indices]
@@ -338,7 +353,9 @@ def exact_match(model: Any, tokenizer: Any, device: str, fresh: int, batch: int 
             out = model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
-                pixel_values=torch.stack([pixels(one.picture) for one in asked]).to(device),
+                pixel_values=pixels(
+                    torch.stack([torch.from_numpy(one.picture) for one in asked])
+                ).to(device),
                 max_new_tokens=48 if task == "describe" else 6,
                 do_sample=False,
                 pad_token_id=tokenizer.pad_token_id,
@@ -346,16 +363,41 @@ def exact_match(model: Any, tokenizer: Any, device: str, fresh: int, batch: int 
             )
             texts = tokenizer.batch_decode(out[:, longest:], skip_special_tokens=True)
             hits += sum(text.strip() == one.answer for text, one in zip(texts, asked, strict=True))
+            answers.update(one.answer for one in asked)
         right[task] = round(hits / fresh, 4)
+        constant[task] = round(max(answers.values()) / fresh, 4)
     model.train()
-    return right
+    return {"exact_match": right, "constant_answer": constant}
 
 
 def save(model: Any, tokenizer: Any, out: Path) -> None:
-    """Write the model in bfloat16."""
+    """Write the model in bfloat16, its tokenizer, and the settings of its processor."""
     weights = {name: t.detach().to("cpu", torch.bfloat16) for name, t in model.state_dict().items()}
+    weights.pop("lm_head.weight", None)  # tied to the embeddings
     model.save_pretrained(out, state_dict=weights)
     tokenizer.save_pretrained(out)
+    processor = {
+        "processor_class": "LlavaProcessor",
+        "image_processor": {
+            "image_processor_type": "CLIPImageProcessor",
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "size": {"height": SIDE, "width": SIDE},
+            "resample": 3,
+            "do_center_crop": False,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": [MEAN] * 3,
+            "image_std": [STD] * 3,
+        },
+        "image_token": MARK,
+        "patch_size": PATCH,
+        "num_additional_image_tokens": 1,
+        "vision_feature_select_strategy": "default",
+    }  # written here, because transformers makes a processor only where pillow is installed
+    (out / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+    (out / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def options() -> argparse.Namespace:
@@ -363,12 +405,10 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--encoder-steps", type=int, default=3000)
-    parser.add_argument("--encoder-batch", type=int, default=128)
-    parser.add_argument("--encoder-minutes", type=float, default=600)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--minutes", type=float, default=600)
+    parser.add_argument("--encoder-minutes", type=float, default=0.75, help="of stage 1")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of stage 2")
+    parser.add_argument("--steps", type=int, default=10**6, help="at most, in each stage")
+    parser.add_argument("--batch", type=int, default=128, help="pictures")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--fresh", type=int, default=200, help="new pictures for each task")
     parser.add_argument("--workers", type=int, default=0)
@@ -388,6 +428,12 @@ def main() -> None:
         print(values, flush=True)
         print(json.dumps(values), file=log, flush=True)
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    pool = None
+    if chosen.workers:  # forked before this process starts threads
+        pool = ProcessPoolExecutor(chosen.workers, initializer=begin_worker)
+        for future in [pool.submit(make_batch, 0, 1, True) for _ in range(chosen.workers)]:
+            future.result()
     torch.manual_seed(TRAIN)
     model, tokenizer = build(chosen.size)
     model.to(chosen.device).train()
@@ -397,12 +443,15 @@ def main() -> None:
         torch=torch.__version__,
         options=described,
     )
-    train(model, tokenizer, chosen, note, lambda: save(model, tokenizer, chosen.out))
+    save(model, tokenizer, chosen.out)  # what cannot be written is found before the training
+    train(model, pool, chosen, note, lambda: save(model, tokenizer, chosen.out))
+    if pool:
+        pool.shutdown(wait=False, cancel_futures=True)
     with torch.no_grad():
         for parameter in model.parameters():  # measured with the rounded numbers
             parameter.copy_(parameter.to(torch.bfloat16))
     save(model, tokenizer, chosen.out)
-    note(exact_match=exact_match(model, tokenizer, chosen.device, chosen.fresh))
+    note(**exact_match(model, tokenizer, chosen.device, chosen.fresh))
 
 
 if __name__ == "__main__":
