@@ -18,11 +18,11 @@ import polars as pl
 
 from attnscope.figures import draw
 from attnscope.figures.export import png
+from attnscope.figures.head_types import classify_heads, summary
 from attnscope.figures.registry import draw_table
 from attnscope.recipes import BUNDLED, RECIPES
+from attnscope.report.published import published_statistics
 from attnscope.run.store import Run, open_run
-from attnscope.stats.head_types import classify_heads, summary
-from attnscope.stats.published import published_statistics
 from attnscope.stats.run_stats import judge_run
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path

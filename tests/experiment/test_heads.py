@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 import attnscope
 from attnscope.cli import app
 from attnscope.experiment.execute import run
+from attnscope.figures.head_types import HEAD_TYPES, NONE, classify_heads, summary
 from attnscope.figures.registry import draw_table
 from attnscope.recipes.heads import SCORES, head_experiments, head_scores
 from attnscope.run.store import Run
-from attnscope.stats.head_types import HEAD_TYPES, NONE, classify_heads, summary
 
 LAYERS, HEADS = 6, 12  # of zoo:math-qwen2
 

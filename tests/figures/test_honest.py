@@ -12,9 +12,9 @@ from attnscope.errors import InputError
 from attnscope.figures import draw
 from attnscope.figures.caption import HOLLOW
 from attnscope.figures.numbers import PAIRED
+from attnscope.figures.summary import summary
+from attnscope.run.tables import combine
 from attnscope.stats.run_stats import compare_run
-from attnscope.stats.summary import summary
-from attnscope.stats.tables import combine
 from made_runs import MadeRun, made_run
 from reading_back import section, table_in
 from support_errors import raises

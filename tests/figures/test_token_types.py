@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 from attnscope.errors import InputError
 from attnscope.figures import Style, draw, figure_named, save
 from attnscope.figures.export import csv
-from attnscope.stats.tables import combine
+from attnscope.run.tables import combine
 from made_runs import made_run
 from reading_back import rows_of, table_of
 from support_errors import raises

@@ -18,9 +18,9 @@ from attnscope.measures.registry import COLUMNS
 from attnscope.recipes import BUNDLED, RECIPES
 from attnscope.recipes.injection import auroc, focus, important_heads, shares
 from attnscope.recipes.sinks import sink_share
+from attnscope.report.published import published_statistics
 from attnscope.run.schemas import VALUES
 from attnscope.spec.prompt_sources import DocumentPrompts, NeedlePrompts
-from attnscope.stats.published import published_statistics
 from attnscope.stats.run_stats import judge_run
 from attnscope.stats.verdicts import WRITTEN, judge
 from made_models import save_model

@@ -17,11 +17,11 @@ from attnscope.experiment.execute import run
 from attnscope.figures import drawing
 from attnscope.recipes import RECIPES
 from attnscope.report import build
+from attnscope.report.published import published_statistics
 from attnscope.run.store import open_run
 from attnscope.spec.claims import Claim
 from attnscope.spec.experiment import make_experiment
 from attnscope.stats import run_stats
-from attnscope.stats.published import published_statistics
 from made_models import save_model
 
 

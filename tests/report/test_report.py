@@ -24,8 +24,8 @@ from attnscope.figures.page import script_json, templates
 from attnscope.recipes import built_in_claims
 from attnscope.report import build, write_report
 from attnscope.run.store import open_run
+from attnscope.run.tables import IDENTITY
 from attnscope.spec.claims import make_claims
-from attnscope.stats.tables import IDENTITY
 from made_runs import MadeRun, made_run, write_run
 
 DRAWN = len(

@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from attnscope.figures import draw
+from attnscope.figures.head_types import classify_heads
+from attnscope.figures.summary import summary
 from attnscope.measures.registry import COLUMNS, range_of
-from attnscope.stats.head_types import classify_heads
-from attnscope.stats.summary import summary
-from attnscope.stats.tables import possible
+from attnscope.run.tables import possible
 from made_runs import made_run
 from made_values import measured
 

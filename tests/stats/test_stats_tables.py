@@ -5,9 +5,9 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.stats import tables
-from attnscope.stats.summary import summary
-from attnscope.stats.tables import IDENTITY, combine, matrix, normalise, ranges
+from attnscope.figures.summary import summary
+from attnscope.run import tables
+from attnscope.run.tables import IDENTITY, combine, matrix, normalise, ranges
 from made_values import masses, measured
 from support_errors import raises
 

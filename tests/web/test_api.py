@@ -168,8 +168,8 @@ def test_the_mean_over_some_heads(client: TestClient, view: dict[str, Any], scop
 
 def test_head_types_equal_the_librarys(client: TestClient, tmp_path: Path) -> None:
     from attnscope.experiment.execute import run
+    from attnscope.figures.head_types import classify_heads
     from attnscope.recipes.heads import head_experiments, head_scores
-    from attnscope.stats.head_types import classify_heads
 
     got = result(client, "/api/head-types", {"model": MODEL})["result"]
     runs = {}

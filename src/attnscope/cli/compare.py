@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from attnscope.report.published import PublishedStatistic
     from attnscope.run.store import Run
     from attnscope.spec.claims import Claim
-    from attnscope.stats.published import PublishedStatistic
     from attnscope.stats.verdicts import Verdict
 
 
@@ -138,7 +138,7 @@ def _print_scores(runs: Sequence[Run]) -> None:
 
 def _statistics(run: Run) -> list[PublishedStatistic]:
     """The statistics of the recipe of the run; none if the run has other keys than the recipe."""
-    from attnscope.stats.published import published_statistics
+    from attnscope.report.published import published_statistics
 
     try:
         return published_statistics(run)

@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
+from attnscope.report.published import PublishedStatistic
 from attnscope.spec.claims import Line
-from attnscope.stats.published import PublishedStatistic
 from attnscope.stats.sensitivity import not_judged_note, robustness
 from attnscope.stats.sentences import cells_of
 from attnscope.stats.verdicts import Verdict, verdict_dict

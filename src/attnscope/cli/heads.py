@@ -74,7 +74,7 @@ def _print_types(
 ) -> None:
     from rich.console import Console
 
-    from attnscope.stats.head_types import classify_heads, summary
+    from attnscope.figures.head_types import classify_heads, summary
     from attnscope.stats.means import MINIMUM
 
     table = classify_heads(scores)

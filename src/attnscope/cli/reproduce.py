@@ -161,8 +161,8 @@ def _reproduced(recipe: Recipe, experiment: Experiment, folder: Path, *, quiet: 
     from attnscope.figures import draw, save
     from attnscope.figures.verdict_cache import VerdictCache
     from attnscope.report import write_report
+    from attnscope.report.published import published_statistics
     from attnscope.run.store import open_run
-    from attnscope.stats.published import published_statistics
 
     plan = make_plan(experiment)
     if not quiet:

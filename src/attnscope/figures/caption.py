@@ -12,8 +12,8 @@ from attnscope.figures.describe import FigureText
 from attnscope.figures.select import Selection
 from attnscope.figures.shapes.shape import FORMS
 from attnscope.figures.text_format import BUNDLED, count, join, lower_first, upper_first
+from attnscope.run.tables import ranges
 from attnscope.stats.means import MINIMUM
-from attnscope.stats.tables import ranges
 
 if TYPE_CHECKING:
     from attnscope.figures.figure import Figure, Numbers, Request

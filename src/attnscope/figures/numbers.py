@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import polars as pl
 
+from attnscope.figures.summary import summary
 from attnscope.figures.text_format import DIGITS
 from attnscope.measures.measure import ANY, Range
 from attnscope.stats.paired import compare
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.summary import summary
 
 LEVEL = 0.05
 """A difference is significant if q is below this."""

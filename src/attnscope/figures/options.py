@@ -8,7 +8,7 @@ from typing import Any
 
 from attnscope.errors import InputError, unknown
 from attnscope.figures.select import Choice
-from attnscope.stats.tables import NORMALISE as NORMALISATIONS
+from attnscope.spec.claims import NORMALISE as NORMALISATIONS
 
 LAYOUT = ("title", "width", "height")
 UNITS = ("cluster", "strata")

@@ -16,7 +16,7 @@ from attnscope.figures.quantities import quantity
 from attnscope.figures.select import AbsentError, Selection, select
 from attnscope.figures.text_format import upper_first
 from attnscope.measures.measure import Range
-from attnscope.stats.tables import combine, normalise, possible
+from attnscope.run.tables import combine, normalise, possible
 
 ITEMS = {"class": "item", "from": "item", "to": "target"}
 """Columns that the tables of a run name differently."""

@@ -22,10 +22,10 @@ from attnscope.figures.select import conditions_in_order, models_in_order
 from attnscope.figures.text_format import BUNDLED, count, join
 from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.recipes import RECIPES
+from attnscope.report.published import published_statistics
 from attnscope.spec.conditions import Condition
 from attnscope.spec.experiment_yaml import experiment_to_yaml
 from attnscope.stats.paired import TESTED
-from attnscope.stats.published import published_statistics
 from attnscope.stats.run_stats import compare_run
 from attnscope.stats.scores import score_table
 from attnscope.stats.sensitivity import not_judged_note

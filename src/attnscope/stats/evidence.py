@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from attnscope.measures.registry import COLUMNS
+from attnscope.run import tables
+from attnscope.run.tables import Matrix, Values, matrix, ranges
 from attnscope.spec.claims import Claim, Line, Quantity, Scope
 from attnscope.spec.experiment import Experiment
-from attnscope.stats import tables
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.tables import Matrix, Values, matrix, ranges
 
 
 class NotMeasuredError(Exception):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.run.tables import Matrix, possible
 from attnscope.spec.claims import Line, Quantity
 from attnscope.stats.clusters import Floats
 from attnscope.stats.families import at_least, prompts_for
 from attnscope.stats.means import MINIMUM, SKEW_NOTE, SKEWED, Contrast, Tested, paired
-from attnscope.stats.tables import Matrix, possible
 
 WORDS = ("holds", "smaller than claimed", "opposite", "open", "cannot tell")
 """The interval lies wholly at or beyond what is needed; wholly short of it; wholly on the other

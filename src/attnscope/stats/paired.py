@@ -12,7 +12,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
-from attnscope.stats import tables
+from attnscope.run import tables
+from attnscope.run.tables import Matrix, Values, matrix, ranges
 from attnscope.stats.clusters import intraclass
 from attnscope.stats.families import false_discovery, romano_wolf
 from attnscope.stats.means import (
@@ -26,7 +27,6 @@ from attnscope.stats.means import (
     unpaired,
 )
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.tables import Matrix, Values, matrix, ranges
 
 Pair = tuple[str, str]
 

@@ -12,10 +12,10 @@ import polars as pl
 
 from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import COLUMNS
+from attnscope.run.tables import Values
 from attnscope.spec.claims import NORMALISE, Claim, Line, Quantity
 from attnscope.spec.experiment import Experiment
 from attnscope.stats.outcome import none_of
-from attnscope.stats.tables import Values
 from attnscope.stats.verdicts import Verdict, judge
 
 MOST = 64

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from attnscope.run.tables import Matrix, Values
 from attnscope.spec.claims import Claim, Line
 from attnscope.spec.experiment import Experiment
 from attnscope.stats.evidence import (
@@ -35,7 +36,6 @@ from attnscope.stats.outcome import (
 )
 from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.sentences import claim_sentence, result_sentence
-from attnscope.stats.tables import Matrix, Values
 
 FAILS, NOT_MEASURED = "does not hold", "not measured"
 VERDICTS = (*WORDS, FAILS, NOT_MEASURED)

@@ -1,4 +1,4 @@
-"""The type of every head of a model, by the rules of `stats.head_types`.
+"""The type of every head of a model, by the rules of `figures.head_types`.
 
 Heads are classified on generated texts, not on the prompt of a view.
 """
@@ -10,11 +10,11 @@ from typing import Any
 
 import polars as pl
 
+from attnscope.figures import head_types
+from attnscope.figures.head_types import HEAD_TYPES, NONE, summary
 from attnscope.figures.tables.heads import TYPES
 from attnscope.recipes.heads import head_experiments, head_scores
 from attnscope.run.store import open_run
-from attnscope.stats import head_types
-from attnscope.stats.head_types import HEAD_TYPES, NONE, summary
 from attnscope.web.jobs import Job, StoppedError
 from attnscope.web.measuring import between_layers
 from attnscope.web.model_cache import Loaded

@@ -6,9 +6,9 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.figure import Figure, Numbers
+from attnscope.figures.head_types import HEAD_TYPES, NONE
 from attnscope.figures.numbers import rounded
 from attnscope.figures.shapes.matrix import Matrix
-from attnscope.stats.head_types import HEAD_TYPES, NONE
 
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#e377c2", "#ff7f0e", "#9aa0a6", "#eef0f3")
 TYPES = dict(zip([*(one.name for one in HEAD_TYPES), NONE], COLOURS, strict=True))

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import polars as pl
 
 from attnscope.measures.measure import ANY, Range
+from attnscope.run.tables import IDENTITY, Values, matrix
 from attnscope.stats.means import one_sample
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.tables import IDENTITY, Values, matrix
 
 
 def summary(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from attnscope.errors import InputError, unknown
 from attnscope.measures.measure import Range
 from attnscope.measures.registry import range_of
+from attnscope.spec.claims import NORMALISE
 
 IDENTITY = (
     *("model", "condition", "queries", "keys", "classes"),
@@ -22,7 +23,6 @@ IDENTITY = (
 HELD = 2_500_000
 """Rows of a table whose heads are combined at once."""
 COMBINE = ("mean", "sum", "max", "each")
-NORMALISE = ("mass", "per-token", "share", "lift")
 
 Values = pl.DataFrame | pl.LazyFrame
 
