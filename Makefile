@@ -58,7 +58,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
-	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python tools/check_pins.py
 	$(BIN)/python tools/private_words.py
 	$(BIN)/python tools/wording_assertions.py
 	$(BIN)/python -m pip check
@@ -78,7 +78,7 @@ bench: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python benchmarks/cpu.py
 
 census: $(STAMP)
-	$(BIN)/python benchmarks/census.py
+	$(BIN)/python validation/census.py
 
 # About an hour on two cores; FUZZ is the seconds for each kind of input.
 FUZZ ?= 120
@@ -87,11 +87,11 @@ $(VENV)/.faults: $(STAMP)
 	touch $@
 
 faults: $(VENV)/.faults
-	cd benchmarks/faults && for part in kills disks buckets watches ray_cluster; do \
+	cd validation/faults && for part in kills disks buckets watches ray_cluster; do \
 	  ../../$(BIN)/python $$part.py || exit 1; done
-	cd benchmarks/faults && for kind in experiments claims classes prompts sql options texts \
+	cd validation/faults && for kind in experiments claims classes prompts sql options texts \
 	  token_ids experiment_trees claim_trees sql_grammar short; do ../../$(BIN)/python fuzz.py $$kind $(FUZZ) || exit 1; done
-	$(BIN)/python benchmarks/faults/results.py
+	$(BIN)/python validation/faults/results.py
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

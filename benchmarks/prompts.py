@@ -24,7 +24,7 @@ from attnscope.prompts.spatial import spatial_samples
 from attnscope.prompts.word_list import word_list
 from attnscope.tokens import DEFAULT, apply_chat_template, read_vocabulary, tokenize
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 import made_tokenizers  # the tokenizers of the tests
 
 LARGER = "byte-level, 8,000 tokens"
@@ -106,7 +106,7 @@ def generators() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--problems", type=Path, help="JSONL with a field 'problem'")
-    parser.add_argument("--tokenizers", nargs="+", default=[LARGER, *made_tokenizers.FILLERS])
+    parser.add_argument("--tokenizers", nargs="+", default=[LARGER, *made_tokenizers.KINDS])
     options = parser.parse_args()
     if options.problems:
         samples = list(read(options.problems, fields={"question": "problem"}, system=SYSTEM))

@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 # The Triton kernels run here through Triton's interpreter; a real GPU compiles them (tests/gpu).
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent / "support"), str(Path(__file__).parent)]
 
 import local_only
 from chromium import CHROMIUM

@@ -12,7 +12,7 @@ import attnscope
 from attnscope.interception import dispatch
 from attnscope.scope import reduce
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "census.py"
+SCRIPT = Path(__file__).parents[2] / "validation" / "census.py"
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 spec = importlib.util.spec_from_file_location("census", SCRIPT)

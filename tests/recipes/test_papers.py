@@ -27,8 +27,8 @@ from made_models import save_model
 
 
 def loaded(name: str) -> Any:
-    """A file of benchmarks/."""
-    at = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    """A file of validation/."""
+    at = Path(__file__).parents[2] / "validation" / f"{name}.py"
     found = importlib.util.spec_from_file_location(name, at)
     assert found is not None
     assert found.loader is not None
@@ -40,7 +40,7 @@ def loaded(name: str) -> Any:
 # What a filler does to activations belongs to the recipes of fillers, which have no page here.
 PAPERS = [name for name in RECIPES if name not in (*BUNDLED, "filler-activations")]
 DOCS = Path(__file__).parents[2] / "docs"
-literal = loaded("papers")
+literal = loaded("papers_dense")
 
 
 @pytest.fixture(scope="module")

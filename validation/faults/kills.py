@@ -1,7 +1,7 @@
 """SIGKILL at random moments, over many short runs: what is there afterwards is whole, and the same
 command ends with the bytes of a run that was left alone. Some rounds have several shards.
 
-    python benchmarks/faults/kills.py [200]
+    python validation/faults/kills.py [200]
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from asked import Server, prints, write_experiment
-from results import keep
-
 import attnscope
+from asked import Server, prints, write_experiment
 from attnscope.errors import InputError
+from results import keep
 
 
 def wrong(out: Path, whole: dict[str, str]) -> list[str]:

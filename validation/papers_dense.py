@@ -1,9 +1,9 @@
 """What the recipes measure against the papers' formulas on dense attention, head by head.
 
-    python benchmarks/papers.py MODEL [MODEL …]             the largest deviations
-    python benchmarks/papers.py --prompts 4 MODEL
-    python benchmarks/papers.py --only needle,sinks MODEL
-    python benchmarks/papers.py --write MODEL               into docs/recipes/README.md
+    python validation/papers_dense.py MODEL [MODEL …]             the largest deviations
+    python validation/papers_dense.py --prompts 4 MODEL
+    python validation/papers_dense.py --only needle,sinks MODEL
+    python validation/papers_dense.py --write MODEL               into docs/recipes/README.md
 
 Every recipe is run on a few prompts. Then the tokens of its run go through the model once more,
 in float32 with its own eager attention and all weights returned, and each statistic is computed
@@ -26,7 +26,7 @@ from attnscope.experiment.execute import run
 from attnscope.recipes import RECIPES
 from attnscope.recipes.injection import important_heads
 
-sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools" / "docs"))
 
 from pages import put
 

@@ -1,6 +1,6 @@
 """What a watched pass costs beside its arithmetic: Python and operators, layer by layer.
 
-    OMP_NUM_THREADS=1 python benchmarks/calls.py [--turns 200] [--profile all]
+    OMP_NUM_THREADS=1 python benchmarks/call_overhead.py [--turns 200] [--profile all]
 
 30 layers of a model so small that its arithmetic is nothing (two heads of eight, one text of four
 tokens), on a CPU. Plain and watched take turns; times are medians of processor time, in

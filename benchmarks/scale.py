@@ -1,9 +1,9 @@
 """A survey of planned size: 50 models × 10,000 prompts × 3 conditions, 1.5 million cells.
 
-    python benchmarks/size.py plan            the plan, in seconds and memory
-    python benchmarks/size.py store FOLDER    a store of that size, of made numbers
-    python benchmarks/size.py resume FOLDER   the run started again, with nothing left to do
-    python benchmarks/size.py read FOLDER     opened, queried, compared, drawn
+    python benchmarks/scale.py plan            the plan, in seconds and memory
+    python benchmarks/scale.py store FOLDER    a store of that size, of made numbers
+    python benchmarks/scale.py resume FOLDER   the run started again, with nothing left to do
+    python benchmarks/scale.py read FOLDER     opened, queried, compared, drawn
 
 The models are 50 folders, which differ and share three tokenizers, as families do. Numbers of the
 store are made (there is no time to measure so many), in the tables, files and batches that the

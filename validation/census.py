@@ -1,7 +1,7 @@
 """The census: every language model and text encoder that the installed transformers knows.
 
     make census                                  # all of them, writes docs/models.md
-    python benchmarks/census.py qwen2 t5         # some, printed
+    python validation/census.py qwen2 t5         # some, printed
 
 Each model is built from its configuration, shrunk, with random weights, in a process of its own,
 and runs twice on a padded batch: plainly and watched. Its output must be the same, and what every

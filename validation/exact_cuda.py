@@ -1,7 +1,7 @@
 """How exact the CUDA kernels are on the queries and keys of trained models.
 
-    python benchmarks/exact_cuda.py keep FILE FOLDER …     where the models are: queries and keys
-    PYTHONPATH=src python benchmarks/exact_cuda.py FILE    where the GPU is
+    python validation/exact_cuda.py keep FILE FOLDER …     where the models are: queries and keys
+    PYTHONPATH=src python validation/exact_cuda.py FILE    where the GPU is
 
 Kept are float32 queries and keys of three layers that see all before them: the one with the
 largest scores, one in the middle of that order, the last. Measured, in float32, bfloat16 and
@@ -50,11 +50,11 @@ class Tensors(Hook):
 def keep(file: str, folders: list[str]) -> None:
     """Write queries and keys of these models."""
     import transformers as hf
+    from exact import text_of
     from safetensors.torch import save_file
 
     from attnscope.interception import sites
     from attnscope.interception.intercept import register
-    from exact import text_of
 
     out: dict[str, Tensor] = {}
     for folder in folders:

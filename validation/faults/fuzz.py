@@ -1,6 +1,6 @@
 """Thousands of random inputs: whatever comes in, an answer or an error in words.
 
-    python benchmarks/faults/fuzz.py TARGET SECONDS [SEED]
+    python validation/faults/fuzz.py TARGET SECONDS [SEED]
 
 Good inputs are changed at random, in their bytes, lines and words, and read as they would be. What
 counts as a failure: any exception but our own, more than ten seconds for one input, and a file
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from results import keep
-from structured import branch_changed, query
 
 from attnscope.errors import AttnscopeError
+from results import keep
+from structured import branch_changed, query
 
 Draw = random.Random
 WORDS = [
@@ -86,7 +86,6 @@ def as_bytes(text: str, draw: Draw) -> bytes:
 
 def experiments(folder: Path) -> Callable[[Draw], Any]:
     from asked import experiment
-
     from attnscope.spec.experiment_yaml import experiment_to_yaml, read_experiment
 
     seeds = [
@@ -123,8 +122,8 @@ def claims(folder: Path) -> Callable[[Draw], Any]:
 def experiment_trees(folder: Path) -> Callable[[Draw], Any]:
     """Well-formed YAML with a branch changed; what is taken must be written and read the same."""
     import yaml
-    from asked import experiment
 
+    from asked import experiment
     from attnscope.spec.experiment import make_experiment
     from attnscope.spec.experiment_yaml import experiment_to_yaml, read_experiment
 
@@ -206,9 +205,8 @@ def prompts(folder: Path) -> Callable[[Draw], Any]:
 
 
 def sql(folder: Path) -> Callable[[Draw], Any]:
-    from asked import experiment
-
     import attnscope
+    from asked import experiment
     from attnscope.experiment.execute import run
 
     run(experiment(prompts={"source": "math", "count": 2, "level": 1}), folder / "run")
@@ -225,9 +223,8 @@ def sql(folder: Path) -> Callable[[Draw], Any]:
 
 
 def sql_grammar(folder: Path) -> Callable[[Draw], Any]:
-    from asked import experiment
-
     import attnscope
+    from asked import experiment
     from attnscope.experiment.execute import run
 
     run(experiment(prompts={"source": "math", "count": 2, "level": 1}), folder / "run")
@@ -293,7 +290,6 @@ def options(folder: Path) -> Callable[[Draw], Any]:
     import io
 
     from asked import experiment
-
     from attnscope import cli
     from attnscope.experiment.execute import run
 

@@ -2,9 +2,9 @@
 
     attnscope reproduce sinks --out RUNS                    and the others
     attnscope reproduce sinks --out FRESH --seed 1          the same on other prompts
-    python benchmarks/recipe_pages.py RUNS [FRESH …]
+    python tools/docs/recipe_pages.py RUNS [FRESH …]
     attnscope heads zoo:smollm2 --out HEADS
-    python benchmarks/recipe_pages.py --heads smollm2=HEADS [LABEL=HEADS …]
+    python tools/docs/recipe_pages.py --heads smollm2=HEADS [LABEL=HEADS …]
 
 Every folder of runs gives a table of the numbers and the verdicts as the command prints them; the
 first one gives the figures too, into docs/images. Pages are made of runs alone: no number in them
@@ -25,11 +25,11 @@ from attnscope.report.published import published_statistics
 from attnscope.run.store import Run, open_run
 from attnscope.stats.run_stats import judge_run
 
-sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
+sys.path.insert(0, str(Path(__file__).parent))
 
 from pages import put
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 SCALE = 1.0
 
 

@@ -1,6 +1,6 @@
 """Runs in a bucket of S3: the protocol itself, through s3fs, to a server of it on this machine.
 
-    python benchmarks/faults/buckets.py
+    python validation/faults/buckets.py
 
 The server is moto's (`pip install 'attnscope[faults]'`); Amazon's own was never asked.
 """

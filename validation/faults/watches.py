@@ -1,6 +1,6 @@
 """A thousand watches in one process: memory stays flat, and the model is as it was.
 
-python benchmarks/faults/watches.py [1000]
+python validation/faults/watches.py [1000]
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import torch
-from results import keep
 
 import attnscope
+from results import keep
 
 
 def resident() -> float:

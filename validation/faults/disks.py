@@ -1,6 +1,6 @@
 """Disks that are full or read-only, files that are cut or changed, two runners at once.
 
-python benchmarks/faults/disks.py
+python validation/faults/disks.py
 """
 
 from __future__ import annotations

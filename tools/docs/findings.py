@@ -1,6 +1,6 @@
 """Judges the built-in claims on real and on bundled models and writes docs/findings.md.
 
-    python benchmarks/findings.py [--prompts 200] [--real 200] [--out runs/findings]
+    python tools/docs/findings.py [--prompts 200] [--real 200] [--out runs/findings]
                                   [--also NAME=MODEL:PROMPTS …]
 
 `zoo:smollm2` and its fine-tune come first, then the models of `--also` (any that `load` takes),
@@ -20,12 +20,12 @@ from attnscope.spec.experiment import Experiment
 from attnscope.stats.run_stats import judge_run
 from attnscope.stats.verdicts import Verdict
 
-PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 HEAD = """# Findings
 Which published claims hold on our models. **Real pretrained models** come first, then \
 [zoo](zoo.md) models that are **tiny and were trained for this project**. A verdict is about the \
 model and the prompts it names. The thresholds (5 %, 0.9, shares of heads) are ours; the papers \
-give none. [statistics.md](statistics.md) has the rules. Command: `python benchmarks/findings.py`. \
+give none. [statistics.md](statistics.md) has the rules. Command: `python tools/docs/findings.py`. \
 Layers and heads count from 0. [causes.md](causes.md) has the effects of interventions.
 """
 PAIR, FILLER, ACTIVE = "token-types", "filler-vs-sentence", "filler-activations"

@@ -16,9 +16,9 @@ from attnscope.stats.means import one_sample
 from attnscope.stats.scores import score_table
 from pages import put
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 HEAD = """# Causes
-Made by `benchmarks/causes.py`. Scores are shares of problems answered exactly; differences are \
+Made by `tools/docs/causes.py`. Scores are shares of problems answered exactly; differences are \
 paired by problem, with 95 % intervals and p-values as in [statistics.md](statistics.md). n stands \
 in every row.
 """

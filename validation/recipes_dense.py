@@ -1,6 +1,6 @@
 """Every number of the three recipes against dense eager attention, on real models.
 
-    python benchmarks/dense.py LABEL=FOLDER [LABEL=FOLDER …] [--prompts 1]
+    python validation/recipes_dense.py LABEL=FOLDER [LABEL=FOLDER …] [--prompts 1]
 
 The recipes are run as a user runs them, in float32, and every row of their tables is computed once
 more from the matrices that transformers' eager attention returns, by the few lines of numpy that
@@ -18,7 +18,7 @@ from attnscope.recipes.filler_profile import filler_profile
 from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
 from attnscope.recipes.token_types import token_types
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from dense_rows import check, eager
 
 

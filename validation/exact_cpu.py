@@ -1,6 +1,6 @@
 """How far our numbers are from float64 on the same queries and keys, beside torch's own softmax.
 
-    python benchmarks/exact.py [FOLDER …] [--dtypes float32,bfloat16,float16] [--layers]
+    python validation/exact_cpu.py [FOLDER …] [--dtypes float32,bfloat16,float16] [--layers]
 
 For every model, type, choice of queries and layer: the largest deviation, over heads and keys, of
 the streamed kernel, and that of `softmax(q @ k.T * scale)`, whose products are made in the model's

@@ -1,4 +1,4 @@
-"""The live page under use and under load: `python benchmarks/page.py [--only use long load]`.
+"""The live page under use and under load: `python benchmarks/web.py [--only use long load]`.
 
 Starts `attnscope serve` in a process of its own and asks it from this one: how long until the first
 picture, how long a switch of head takes, how much memory it holds, and what many clients at once

@@ -1,6 +1,6 @@
 """A real Ray cluster of two workers: the same bytes; a worker killed; the driver killed.
 
-    python benchmarks/faults/ray_cluster.py [same|far|worker|driver|speed]
+    python validation/faults/ray_cluster.py [same|far|worker|driver|speed]
 
 Nothing here is simulated: processes are killed with SIGKILL. `speed` only where it is asked for: it
 says something on two idle cores alone.

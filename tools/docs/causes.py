@@ -1,14 +1,14 @@
 """What matters, not what is looked at: answers under filler and ARM, and with attention cut.
 
-    python benchmarks/causes.py math OUT --models zoo:math-qwen2 zoo:chat-llama --problems 100
-    python benchmarks/causes.py direct OUT --models zoo:smollm2 --level 1 --problems 100
-    python benchmarks/causes.py spatial OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 40
-    python benchmarks/causes.py cut OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 60
-    python benchmarks/causes.py heads OUT --models zoo:spatial-phys --problems 60 --layers 0 16 27
-    python benchmarks/causes.py sweep OUT --models zoo:math-qwen2 --problems 200
-    python benchmarks/causes.py harness OUT --models zoo:smollm2 --problems 40
-    python benchmarks/causes.py check OUT --models zoo:smollm2
-    python benchmarks/causes.py page OUT
+    python tools/docs/causes.py math OUT --models zoo:math-qwen2 zoo:chat-llama --problems 100
+    python tools/docs/causes.py direct OUT --models zoo:smollm2 --level 1 --problems 100
+    python tools/docs/causes.py spatial OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 40
+    python tools/docs/causes.py cut OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 60
+    python tools/docs/causes.py heads OUT --models zoo:spatial-phys --problems 60 --layers 0 16 27
+    python tools/docs/causes.py sweep OUT --models zoo:math-qwen2 --problems 200
+    python tools/docs/causes.py harness OUT --models zoo:smollm2 --problems 40
+    python tools/docs/causes.py check OUT --models zoo:smollm2
+    python tools/docs/causes.py page OUT
 
 Each but the last adds to the directory OUT and continues where it stopped (a model may be written
 NAME=MODEL); the last writes docs/causes.md of all that is there, the figures beside it, and the

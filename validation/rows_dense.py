@@ -1,8 +1,8 @@
 """Class masses of single queries against dense eager attention, and what keeping them costs.
 
-python benchmarks/rows.py MODEL [MODEL …]    # the largest deviations, and processor time
+python validation/rows_dense.py MODEL [MODEL …]    # the largest deviations, and processor time
 
-Float32, on the CPU: two texts of 64 tokens. `benchmarks/papers.py` compares the scores of heads.
+Float32, on the CPU: two texts of 64 tokens. `papers_dense.py` compares the scores of heads.
 """
 
 import sys
