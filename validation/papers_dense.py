@@ -14,6 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Text:
     """A prompt of a run, and what was generated after it: tokens, regions, dense attention."""
 
     def __init__(self, tokens: pl.DataFrame, model: Any):
+        self.model = model
         self.ids = np.array(tokens["id"].to_list())
         self._regions = tokens["regions"].to_list()
         self.prompt = int((tokens["role"] != "generated").sum())
@@ -48,6 +50,22 @@ class Text:
         """[layers, heads, queries, keys]"""
         self.next = seen.logits[0].argmax(-1).numpy()
         """The likeliest token after each, which is the generated one."""
+
+    @cached_property
+    def stream(self) -> list[Array]:
+        """[tokens, width] after each layer: hooks of our own on a pass of its own."""
+        kept: list[Array] = []
+
+        def keep(module: Any, args: Any, output: Any) -> None:
+            made = output[0] if isinstance(output, tuple) else output
+            kept.append(made.reshape(len(self.ids), -1).double().numpy())
+
+        hooks = [layer.register_forward_hook(keep) for layer in self.model.model.layers]
+        with torch.no_grad():
+            self.model(input_ids=torch.from_numpy(self.ids)[None].long(), use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        return kept
 
     def where(self, name: str) -> Array:
         """The positions of a region."""
@@ -99,6 +117,35 @@ def focus(text: Text) -> Array:
     return instruction / (instruction + last[..., data].sum(-1))
 
 
+def sizes(text: Text) -> list[Array]:
+    """The absolute values after each layer, from the smallest."""
+    return [np.sort(np.abs(x), axis=None) for x in text.stream]
+
+
+def nth_largest(n: int) -> Any:
+    """The n-th largest absolute value of the residual stream after each layer (2402.17762)."""
+    return lambda text: np.array([[size[-n]] for size in sizes(text)])
+
+
+def median_size(text: Text) -> Array:
+    """torch's median, which the paper's program takes: the lower one of two in the middle."""
+    return np.array([[size[(len(size) - 1) // 2]] for size in sizes(text)])
+
+
+def massive_entries(text: Text) -> Array:
+    """How many are above 100 and at least 1,000 times the median."""
+    median = median_size(text)[:, 0]
+    pairs = zip(sizes(text), median, strict=True)
+    return np.array([[np.sum((size > 100) & (size >= 1000 * m))] for size, m in pairs])
+
+
+def place_of_largest(axis: int) -> Any:
+    """Token or dimension of the largest."""
+    return lambda text: np.array(
+        [[np.unravel_index(np.abs(x).argmax(), x.shape)[axis]] for x in text.stream]
+    )
+
+
 def on(region: str, rows: str) -> Any:
     """Mass on a region, mean over the queries of another."""
 
@@ -132,12 +179,23 @@ def texts(opened: Any, model: Any) -> Iterator[tuple[int, str, Text]]:
         yield prompt, condition, Text(its, model)
 
 
-FORMULAS = {
-    "sinks": ("first_token", sink),
-    "induction": ("induction", induction),
-    "lookback": ("lookback_per_token", lookback),
-    "needle": ("retrieval", retrieval),
+FORMULAS: dict[str, dict[str, Any]] = {
+    "sinks": {"first_token": sink},
+    "induction": {"induction": induction},
+    "lookback": {"lookback_per_token": lookback},
+    "needle": {"retrieval": retrieval},
+    "massive": {
+        "residual_largest": nth_largest(1),
+        "residual_second": nth_largest(2),
+        "residual_third": nth_largest(3),
+        "residual_median": median_size,
+        "massive_entries": massive_entries,
+        "massive_token": place_of_largest(0),
+        "massive_dimension": place_of_largest(1),
+        "first_token": sink,
+    },
 }
+"""Of recipes that measure these and no masses: the formula of each."""
 
 
 def deviations(
@@ -154,8 +212,9 @@ def deviations(
 
     for prompt, condition, text in texts(opened, model):
         if recipe in FORMULAS:
-            measure, formula = FORMULAS[recipe]
-            compare(recipe, measured(opened, measure, prompt, condition), formula(text))
+            for measure, formula in FORMULAS[recipe].items():
+                what = recipe if len(FORMULAS[recipe]) == 1 else f"{recipe}: {measure}"
+                compare(what, measured(opened, measure, prompt, condition), formula(text))
         elif recipe == "injection":
             literal = focus(text)
             compare("focus score of a head", shares(opened, prompt, condition), literal)
@@ -203,7 +262,7 @@ def check(name: str, recipes: list[str], prompts: int) -> Iterator[str]:
 
 
 def main() -> None:
-    known = ["sinks", "induction", "lookback", "needle", "injection", "drift", "position"]
+    known = [*FORMULAS, "injection", "drift", "position"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--prompts", type=int, default=2)

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.activations import HISTOGRAM
+from attnscope.measures.residual import RESIDUAL
 from attnscope.recipes import built_in_claims
 from attnscope.run.schemas import BY_QUERY, CELLS, COMPLETIONS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import open_directory
@@ -232,7 +233,8 @@ def _activations(
             row | {"measure": "activation_histogram", "item": item, "value": float(share)}
             for item, share in zip(HISTOGRAM.items, shares[1:], strict=True)
         ]
-    for measure in ("near_zero", "activation_l1", "activation_l2", "activation_variance"):
+    of_layers = ("near_zero", "activation_l1", "activation_l2", "activation_variance")
+    for measure in (*of_layers, *RESIDUAL.columns):
         if measure in measures:
             made.append(row | {"measure": measure, "value": float(random.uniform(0.5, 1))})
     return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -18,6 +18,7 @@ import torch
 
 from attnscope.activations.layer_activations import Activations, capture_activations
 from attnscope.activations.record import Limits, limits_of, summing_tokens
+from attnscope.activations.residual_peaks import residual_peaks
 from attnscope.activations.token_sums import TokenSums
 from attnscope.errors import InputError
 from attnscope.experiment.completion import complete
@@ -127,25 +128,28 @@ def _forward_pass(
     limits = None
     if "activations" in needs:
         limits = thresholds(model, inputs, layers) if base is None else base.limits
-    with forward(
-        model,
-        inputs,
-        _all_for_none(choices),
-        layers=layers,
-        backend=batch.experiment.backend,
-        seed=_seed(batch),
-        classes=groups,
-        keep="rows" in needs,
-        max_logit="max_logit" in needs,
-        activations=bool(needs & _POINTS),
-        limits=limits,
-    ) as (scopes, held, tallies):
+    with (
+        residual_peaks(model, layers) if "residual" in needs else nullcontext({}) as peaks,
+        forward(
+            model,
+            inputs,
+            _all_for_none(choices),
+            layers=layers,
+            backend=batch.experiment.backend,
+            seed=_seed(batch),
+            classes=groups,
+            keep="rows" in needs,
+            max_logit="max_logit" in needs,
+            activations=bool(needs & _POINTS),
+            limits=limits,
+        ) as (scopes, held, tallies),
+    ):
         rows = choices if "rows" in needs else ()
         yield PassResult(
             batch=batch,
             sums={name: _stored(scopes[name], batch.plan, choices[name]) for name in choices},
             single={name: _single(scopes[name], batch.plan, choices[name]) for name in rows},
-            recorded=_recorded(held, needs & _POINTS, tallies, limits or {}),
+            recorded=_recorded(held, needs & _POINTS, tallies, limits or {}, peaks),
             tables=tables,
             base=base,
             limits=limits,
@@ -281,7 +285,11 @@ def _seed(batch: ConditionBatch) -> int:
 
 
 def _recorded(
-    held: Activations | None, points: set[Need], tallies: dict[int, TokenSums], limits: Limits
+    held: Activations | None,
+    points: set[Need],
+    tallies: dict[int, TokenSums],
+    limits: Limits,
+    peaks: dict[int, torch.Tensor],
 ) -> Recorded:
     recorded: Recorded = {}
     if held is not None:
@@ -294,6 +302,8 @@ def _recorded(
         edges = limits[layer][1].cpu()[:, None] * torch.tensor(EDGES, dtype=torch.float64)
         bins = tally.histogram.histogram(edges)
         here["histogram"] = torch.cat([bins, tally.histogram.gini()[:, None]], 1)
+    for layer, fields in peaks.items():
+        recorded.setdefault(layer, {})["residual"] = fields
     return recorded
 
 

@@ -8,7 +8,9 @@ from typing import Any, Literal
 from attnscope.measures.layer import Array, Layer, Tensor
 
 Level = Literal["head", "key/value head", "layer", "token", "query"]
-Need = Literal["sums", "flow", "max_logit", "rows", "values", "heads", "outputs", "activations"]
+Need = Literal[
+    "sums", "flow", "max_logit", "rows", "values", "heads", "outputs", "activations", "residual"
+]
 Range = tuple[float, float]
 """The smallest and the largest possible value."""
 SHARE: Range = (0.0, 1.0)

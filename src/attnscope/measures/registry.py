@@ -8,6 +8,7 @@ FILES = (
     *("mass", "flow", "entropy", "effective_tokens", "first_token", "self_mass", "distance"),
     *("max_logit", "learned_sink_mass", "chosen_keys", "query_means", "slope", "spikes"),
     *("reshaping", "uniformity", "values", "affine", "activations"),
+    "residual",
     *("completion", "received", "by_query"),
 )
 """The files that declare measures, in the order of the documentation."""

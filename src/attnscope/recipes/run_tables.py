@@ -27,6 +27,13 @@ def by_head(run: Run, measure: str, **where: Any) -> tuple[Floats, list[int]]:
     return table[good], [p for p, kept in zip(wide["prompt"], good, strict=True) if kept]
 
 
+def by_layer(run: Run, measure: str, **where: Any) -> Floats:
+    """[prompts, layers] of a measure, mean over heads; prompts without a value are left out."""
+    rows = _rows(run, measure, **where).group_by("prompt", "layer").agg(pl.col("value").mean())
+    wide = rows.sort("layer").pivot("layer", index="prompt", values="value").sort("prompt")
+    return wide.drop("prompt").drop_nulls().to_numpy().astype(np.float64)
+
+
 def mean(table: Floats) -> float:
     """The mean of a table."""
     return float(table.mean())

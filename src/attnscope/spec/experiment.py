@@ -35,6 +35,8 @@ from attnscope.spec.queries import parse_queries
 
 RENAMED = {"cut": "truncate"}
 """Keys that had another name, and today's."""
+OF_ONE_PASS = {"flow", "values", "heads", "outputs", "activations", "residual"}
+"""Needs of measures that generation does not provide."""
 DISPLAY_KEYS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
 
@@ -275,7 +277,7 @@ class Experiment(StrictModel):
                     value=queries,
                 )
         for name in self.measures:
-            if needs := MEASURES[name].needs & {"flow", "values", "heads", "outputs"}:
+            if needs := MEASURES[name].needs & OF_ONE_PASS:
                 raise InputError(
                     f"{name!r} needs {', '.join(sorted(needs))}, which one pass over a finished "
                     "text gives and generation does not; measure it without 'generate', in an "
