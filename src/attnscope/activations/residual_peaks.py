@@ -80,8 +80,9 @@ def peaks(stream: Tensor, layer: int = 0) -> Tensor:
     top, where = size.topk(TOP)
     median = size.median()
     massive = ((size > MASSIVE) & (size >= TIMES * median)).sum()
-    place = where[0] // stream.shape[1], where[0] % stream.shape[1]
-    found = torch.stack([median, massive.double(), *(n.double() for n in place)])
-    result = torch.cat([top, found])
-    assert len(result) == len(FIELDS)
-    return result
+    token, dimension = where[0] // stream.shape[1], where[0] % stream.shape[1]
+    fields = torch.cat(
+        [top, torch.stack([median, *(n.double() for n in (massive, token, dimension))]).to(top)]
+    )
+    assert len(fields) == len(FIELDS)
+    return fields

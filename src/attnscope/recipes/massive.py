@@ -75,7 +75,7 @@ def _statistics(run: Run) -> Iterator[Statistic]:
         )
         sink = by_layer(run, "first_token", model=model)
         peak = np.arange(len(ratio)), ratio.argmax(1)
-        there = (entries > 0).astype(np.float64)
+        is_massive = (entries > 0).astype(np.float64)
         yield Statistic(
             f"{model}: largest entry over the median, in the layer where that is largest",
             ratio[peak][:, None],
@@ -96,7 +96,7 @@ def _statistics(run: Run) -> Iterator[Statistic]:
             "LLaMA2-7B: 0, and the first delimiter",
         )
         what = f"{model}: share of layers after which an entry is massive"
-        yield Statistic(what, there, mean)
+        yield Statistic(what, is_massive, mean)
         what = (
             f"{model}: first-token mass of layers that read a massive entry, minus that of others"
         )
