@@ -6,13 +6,15 @@ STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 VLLM_VENV := .venv-vllm
 
-.PHONY: help demo test test-vllm check format bench census faults clean
+.PHONY: help demo test test-slow test-all test-vllm check docs format bench census faults clean
 
 help:
 	@echo "make demo    the published figures on SmolLM2 (fetched once) and on the bundled models"
-	@echo "make test    the test suite"
+	@echo "make test    the test suite, without slow tests"
+	@echo "make test-all  all tests, as CI runs them"
+	@echo "make docs    the documentation site, in build/site"
 	@echo "make test-vllm  the tests of vLLM, in an environment of its own"
-	@echo "make check   formatting, lint, types, package layers, words, pinned versions"
+	@echo "make check   formatting, lint, types, package layers, words, pinned versions, docs"
 	@echo "make format  apply formatting and safe fixes"
 	@echo "make census  every model transformers knows, watched and compared: docs/models.md"
 	@echo "make faults  kills, full disks, damage, lost workers, fuzzing: docs/reliability.md"
@@ -36,8 +38,14 @@ demo: $(STAMP)
 # Processes of one thread each (tests/conftest.py): quicker than one of several threads.
 # ORDER: written, reversed or random:SEED.
 ORDER ?= written
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --order $(ORDER)
+	$(PYTEST) --order $(ORDER) -m 'not gpu and not slow'
+
+test-slow: $(STAMP)
+	$(PYTEST) --order $(ORDER) -m 'not gpu and slow'
+
+test-all: test test-slow
 
 # vLLM pins torch and transformers, so it gets an environment of its own. Its CPU build does not
 # need torchvision, torchaudio and torchcodec, which come as CUDA builds.
@@ -62,6 +70,11 @@ check: $(STAMP)
 	$(BIN)/python tools/private_words.py
 	$(BIN)/python tools/wording_assertions.py
 	$(BIN)/python -m pip check
+	$(MAKE) docs
+
+# Strict: a broken link is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP)
 	$(BIN)/ruff format .

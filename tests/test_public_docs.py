@@ -26,7 +26,7 @@ def test_examples_work(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", attnscope.__all__)
 def test_docstrings_are_complete(name: str) -> None:
     public: Any = getattr(attnscope, name)
-    sections = ["Args:", "Example:"]
+    sections = ["Args:", "Examples:"]
     if not isinstance(public, type):
         sections += ["Returns:", "Raises:"]
     assert [section for section in sections if section not in public.__doc__] == []

@@ -24,7 +24,7 @@ class AttnscopeError(Exception):
         code: A stable name such as "unknown-layer"; default: that of the class.
         **values: The wrong values by name. They are in `values`, and attributes of the error.
 
-    Example:
+    Examples:
         >>> import torch, attnscope
         >>> try:
         ...     attnscope.from_tensors(torch.randn(2, 3), torch.randn(2, 3))

@@ -60,7 +60,7 @@ def record(
         InputError: An argument has a wrong value, or the model has an encoder and a decoder.
         ModelError: The model has no MLP that can be recorded, or an activation is NaN.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

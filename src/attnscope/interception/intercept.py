@@ -51,7 +51,7 @@ def intercept(
         InputError: The model has no such layer.
         ModelError: The model cannot be intercepted; raised by a forward pass too.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

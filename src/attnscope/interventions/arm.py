@@ -96,7 +96,7 @@ def arm(
         InputError: An argument has a wrong value, or the model has an encoder and a decoder.
         ModelError: The model has no MLP that can be changed, or it has packed experts.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

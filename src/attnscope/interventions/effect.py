@@ -83,11 +83,15 @@ def effect(
     Args:
         model: A transformers model.
         inputs: The arguments of the model: the prompt, followed by the answer if there is one.
-        keys, text, queries, layers, tokenizer: As in `knockout`.
+        keys: The keys to cut, as in `knockout`.
+        text: Words of the prompt in place of `keys`, as in `knockout`.
+        queries: The queries that lose the keys, as in `knockout`.
         answer: Bool [batch, keys], the tokens of the answer; the next token is the first of them.
             Default: no answer, and the next token is the one after the text.
+        layers: The layers to try, in the model's own numbering; default: all.
         together: Whether to knock out all heads of a layer at once, for one number per layer.
         at_once: Largest number of sequences of a forward pass.
+        tokenizer: Finds `text`; default: the one that `attnscope.load` returned with the model.
         progress: A function that gets the number of finished layers and of all layers; default:
             a line on standard error every 10 seconds.
 
@@ -98,7 +102,7 @@ def effect(
         InputError: An argument has a wrong shape or value.
         ModelError: The attention of this model cannot be changed.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

@@ -49,7 +49,7 @@ def knockout(
         InputError: An argument has a wrong shape or value, or a query would see no key.
         ModelError: The attention of this model cannot be changed.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

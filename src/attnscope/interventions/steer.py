@@ -30,12 +30,14 @@ def steer(
     Args:
         model: A transformers model.
         factor: A number above 0; 1 changes nothing. To remove keys, use `knockout`.
-        keys, text: The keys to scale, as in `knockout`: a bool tensor [batch, keys], positions of
-            one sequence, or words of the prompt.
+        keys: The keys to scale, as in `knockout`: a bool tensor [batch, keys], or positions of
+            one sequence.
+        text: Words of the prompt in place of `keys`.
         layers: The layers to change, in the model's own numbering; default: all.
         heads: The heads to change, numbered from 0, or a bool tensor [batch, heads] with a choice
             for each sequence; default: all.
-        part, tokenizer: As in `knockout`.
+        part: Of a model with an encoder and a decoder, as in `knockout`.
+        tokenizer: Finds `text`; default: the one that `attnscope.load` returned with the model.
 
     Returns:
         A context manager. The model is unchanged after the block.
@@ -44,7 +46,7 @@ def steer(
         InputError: An argument has a wrong shape or value.
         ModelError: The attention of this model cannot be changed.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

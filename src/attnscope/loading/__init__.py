@@ -80,7 +80,7 @@ def load(
         InputError: An argument has a wrong value, or the processor needs a missing package.
         ModelError: The model cannot be loaded, or it has no attention.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys", dtype="float32")
         >>> model.config.num_hidden_layers

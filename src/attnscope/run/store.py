@@ -216,7 +216,7 @@ def open_run(folder: str | Path) -> Run:
     Raises:
         InputError: The folder is no run, has another format, or its files were changed.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> run = attnscope.open_run("runs/example")
         >>> run.complete

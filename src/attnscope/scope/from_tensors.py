@@ -64,7 +64,7 @@ def from_tensors(
         InputError: A tensor has the wrong shape or dtype, or an option has an unknown value.
         ModelError: The queries or keys contain NaN or infinite numbers.
 
-    Example:
+    Examples:
         >>> import torch, attnscope
         >>> q, k = torch.randn(1, 8, 50, 64), torch.randn(1, 2, 50, 64)
         >>> found = attnscope.from_tensors(q, k, window=32)

@@ -48,7 +48,7 @@ class Scope(ImageMaps):
             result needs an option that `watch` did not get, such as `keep=True`.
         ConservationError: By its methods: the attention weights of a layer do not add up.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

@@ -83,7 +83,7 @@ def watch(
         ScopeError: A forward pass continues a KV cache that was filled before the block.
         ConservationError: The attention weights of a layer do not add up.
 
-    Example:
+    Examples:
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")

@@ -1,0 +1,191 @@
+"""Pages of the documentation site that are made from the source: `make docs` runs this as a hook.
+
+The command line, the errors, the Python interface and the notebooks become pages when the site is
+built, so they are never out of date and no copy of them is committed.
+"""
+
+import ast
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "attnscope"
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+REPOSITORY = "https://attnscope.invalid/source"
+"""PLACEHOLDER: the project has no public address yet."""
+SCOPE = (
+    "Results of `watch`. [What every number means](concepts.md) has the definitions.\n\n"
+    "::: attnscope.scope.scope.Scope\n    options:\n      members: true\n"
+)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the recipes, the decisions and the notebooks into the navigation."""
+    folders = {"Recipes and papers": "recipes", "Decisions": "decisions"}
+    assert config.nav is not None
+    for section in config.nav:
+        for title, pages in section.items() if isinstance(section, dict) else ():
+            for page in pages:
+                if isinstance(page, dict) and (folder := folders.get(next(iter(page)))):
+                    found = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
+                    first = ["README.md"] if "README.md" in found else []
+                    rest = [name for name in found if name not in first]
+                    page[next(iter(page))] = [f"{folder}/{name}" for name in first + rest]
+            if title == "Tutorials":
+                pages[:] = [f"tutorials/{path.stem}.md" for path in sorted(NOTEBOOKS.glob("*"))]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages. `mkdocs` calls this when it has found the files of docs/."""
+    pages = {
+        "reference/cli.md": command_line(),
+        "reference/errors.md": errors(),
+        "reference/api.md": interface(),
+        "reference/scope.md": "# Scope\n" + SCOPE.replace("(concepts.md)", "(../concepts.md)"),
+    }
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        pages[f"tutorials/{path.stem}.md"] = notebook(path, files, config)
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to files outside docs/ lead to the source, and those to notebooks to the tutorials."""
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def to_source(link: re.Match[str]) -> str:
+        target = (folder / link[1]).resolve()
+        if not target.exists() or target.is_relative_to(ROOT / "docs"):
+            return link[0]
+        return f"]({REPOSITORY}/{target.relative_to(ROOT)})"
+
+    markdown = re.sub(r"\]\((\.\./[^)#\s]+)\)", to_source, markdown)
+    return re.sub(r"\]\(((?:\.\./)*)notebooks/([\w-]+)\.ipynb\)", r"](\1tutorials/\2.md)", markdown)
+
+
+def interface() -> str:
+    """The public functions, from their docstrings."""
+    from attnscope import _MODULES
+
+    names = [name for name in _MODULES if name != "Scope"]
+    return "# Python\n" + "".join(f"::: {_MODULES[name]}.{name}\n\n" for name in sorted(names))
+
+
+def command_line() -> str:
+    """Every command with its arguments and options, as `--help` has them."""
+    from attnscope.cli import app
+
+    group: Any = typer.main.get_command(app)
+    text = "# Command line\nEvery command has `--help`. Exit codes: 0, or 2 after a user error.\n\n"
+    for name, command in group.commands.items():
+        text += f"## attnscope {name}\n{command.help or ''}\n\n"
+        rows = [_option(parameter) for parameter in command.params if not _hidden(parameter)]
+        if rows:
+            text += "| | | default |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n\n"
+    return text
+
+
+def _hidden(parameter: Any) -> bool:
+    return bool(getattr(parameter, "hidden", False)) or parameter.name == "help"
+
+
+def _option(parameter: Any) -> str:
+    """A row of the table of options."""
+    if parameter.param_type_name == "option":
+        name = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
+    else:
+        name = f"`{(parameter.name or '').upper()}`"
+    text = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
+    default = parameter.default
+    shown = "" if default in (None, False, ()) or callable(default) else f"`{default}`"
+    return f"| {name} | {text} | {shown} |"
+
+
+def errors() -> str:
+    """Every error code with the class and the messages of the errors that have it."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for code, kind, message in _raised(ast.parse(path.read_text(encoding="utf-8"))):
+            entry = found.setdefault(code, {"classes": set(), "messages": set()})
+            entry["classes"].add(kind)
+            entry["messages"].add(message)
+    text = (
+        "# Errors\nEvery error of attnscope is an `AttnscopeError` with a `code` and the wrong "
+        "values as attributes. The command line prints the message alone and ends with exit code "
+        "2. `…` stands for a value. A section per code:\n\n"
+    )
+    for code, entry in sorted(found.items()):
+        classes = ", ".join(f"`{kind}`" for kind in sorted(entry["classes"]))
+        messages = "".join(f"- {message}\n" for message in sorted(entry["messages"]) if message)
+        text += f"## {code}\n{classes}\n\n{messages}\n"
+    return text
+
+
+def _raised(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Code, class and message of every error that a module makes with its code as a literal."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func).rpartition(".")[2]
+        codes = [word.value for word in node.keywords if word.arg == "code"]
+        if name == "unknown" and node.args:
+            yield f"unknown-{_slug(node.args[0])}", "InputError", ""
+        for code in codes:
+            if isinstance(code, ast.Constant) and isinstance(code.value, str):
+                kind = name if name.endswith(("Error", "Warning")) else "AttnscopeError"
+                yield code.value, kind, _message(node.args[0]) if node.args else ""
+
+
+def _slug(node: ast.expr) -> str:
+    return re.sub(r"\W+", "-", _message(node)).strip("-")
+
+
+def _message(node: ast.expr) -> str:
+    """The text of a message, with … in place of values."""
+    if isinstance(node, ast.Constant):
+        text = str(node.value)
+    elif isinstance(node, ast.JoinedStr):
+        text = "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+        )
+    elif isinstance(node, ast.BinOp):
+        text = _message(node.left) + _message(node.right)
+    else:
+        text = "…"
+    return " ".join(re.sub(r"([<>*_\[\]`])", r"\\\1", text).split())
+
+
+def notebook(path: Path, files: Files, config: MkDocsConfig) -> str:
+    """A notebook as a page: its text, its code, and what the code printed or drew."""
+    text = ""
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text += source + "\n\n"
+            continue
+        text += f"```python\n{source}\n```\n"
+        for output in cell["outputs"]:
+            text += _output(output, f"tutorials/{path.stem}-{number}.png", files, config)
+    return text
+
+
+def _output(output: dict[str, Any], image: str, files: Files, config: MkDocsConfig) -> str:
+    data = output.get("data", {})
+    if "image/png" in data:
+        content = base64.b64decode("".join(data["image/png"]))
+        if files.get_file_from_path(image) is None:
+            files.append(File.generated(config, image, content=content))
+        return f"![what the code draws]({Path(image).name})\n\n"
+    plain = "".join(output.get("text", data.get("text/plain", "")))
+    return f"```text\n{plain.rstrip()}\n```\n\n" if plain.strip() else ""
