@@ -95,7 +95,9 @@ class ConditionedLM(LM):  # type: ignore[misc]
             text = turn["content"]
             regions = (Region(0, len(text), QUESTION),) if n == last else ()
             turns.append((turn["role"], Prompt(text, regions)))
-        options = {} if add_generation_prompt else {"continue_final_message": True}
+        options: dict[str, Any] = {}
+        if not add_generation_prompt:
+            options["continue_final_message"] = True
         prompt = apply_chat_template(
             turns, self.tokenizer, generation_prompt=add_generation_prompt, **options
         )

@@ -3,7 +3,7 @@
 Every completion ends at its end token. Sampled tokens depend on the seed of their prompt alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ def complete(
     numbers: Sequence[int],
     *,
     until: Sequence[str] = (),
+    inputs: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """The tokens of a completion of every prompt of a batch that is padded on the left.
 
     Prompt `numbers[n]` is sampled with its own seed. A completion may also end at one of the
-    strings `until`, which it then contains.
+    strings `until`, which it then contains. `inputs` are those of prompts with pictures.
     """
     from transformers import LogitsProcessorList
 
@@ -35,8 +36,10 @@ def complete(
         drawn = [Drawn(rows, generate.temperature, generate.top_p)]
     config = greedy_config(model, tokenizer, generate.max_new_tokens)
     config.stop_strings = list(until) or None
+    if inputs is None:
+        inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
     output = model.generate(
-        **{name: tensor.to(model.device) for name, tensor in batch.inputs.items()},
+        **inputs,
         generation_config=config,
         tokenizer=tokenizer if until else None,
         logits_processor=LogitsProcessorList(drawn),

@@ -23,7 +23,8 @@ from attnscope.spec.experiment import Experiment
 from attnscope.spec.generate import GENERATED
 from attnscope.spec.queries import parse_queries
 from attnscope.tokens import Region, TokenizedPrompt, pad, prompt_from_ids
-from attnscope.tokens.tokenized import Mask
+from attnscope.tokens.tokenized import Mask, PaddedBatch
+from attnscope.vision.model_inputs import picture_inputs
 
 _NOTHING = np.zeros((0, 2), dtype=np.int64)
 
@@ -153,10 +154,20 @@ class ConditionBatch:
     @property
     def inputs(self) -> dict[str, Any]:
         """What the model takes. Without padding there is no mask to work around."""
-        inputs = dict(self.padded.inputs)
+        inputs = self.inputs_of(self.padded)
         if self.real.all():
             del inputs["attention_mask"]
         return inputs
+
+    def inputs_of(self, padded: PaddedBatch) -> dict[str, Any]:
+        """What the model takes for these cells in a rectangle: with their pictures, if any."""
+        pictures, inputs = self.plan.pictures, dict(padded.inputs)
+        if pictures is None:
+            return inputs
+        images = [pictures.images(cell.prompt, cell.condition) for cell in self.cells]
+        if not any(images):
+            return inputs
+        return inputs | picture_inputs(self.plan.processor, padded.input_ids, images)
 
     @cached_property
     def aligned_position(self) -> NDArray[np.int64]:

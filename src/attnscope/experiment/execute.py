@@ -91,6 +91,10 @@ def run_plan(
         ids = [one.batch.id for one in work]
         _refuse_other_batches(directory, set(ids))
         directory.write_lines("metadata.jsonl", plan.metadata)
+        if plan.pictures is not None:
+            for name, file in plan.pictures.files.items():
+                directory.keep_picture(name, file.content)
+            directory.keep_image_tokens(plan.image_tokens)
         directory.write_plan(ids)
         environment, different = _environment(plan, directory, claims, mixed)
         mine = work if shard is None else shard.mine(work)

@@ -123,7 +123,7 @@ def _forward_pass(
 ) -> Iterator[PassResult]:
     choices = {name: batch.queries(name) for name in batch.experiment.queries}
     groups, tables = batch.groups() if "flow" in needs else (None, {})
-    inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
+    inputs = on_device(model, batch.inputs)
     layers = _layers(batch.plan)
     limits = None
     if "activations" in needs:
@@ -204,7 +204,10 @@ def _completions(model: Any, batch: ConditionBatch, padded: PaddedBatch) -> list
     assert batch.experiment.generate is not None
     numbers = [cell.prompt for cell in batch.cells]
     tokenizer = batch.plan.tokenizer
-    completions = complete(model, tokenizer, padded, batch.experiment.generate, numbers)
+    inputs = on_device(model, batch.inputs_of(padded))
+    completions = complete(
+        model, tokenizer, padded, batch.experiment.generate, numbers, inputs=inputs
+    )
     for number, completion in zip(numbers, completions, strict=True):
         if not completion:
             raise InputError(
@@ -264,16 +267,32 @@ def thresholds(model: Any, inputs: dict[str, Any], layers: list[int] | None) -> 
     return limits_of(tallies)
 
 
-_base_models: WeakKeyDictionary[Any, tuple[ref[Any], bool]] = WeakKeyDictionary()
-"""The layers of each model, and whether they take the argument `use_cache`. Both are the same for
-every batch, and finding them takes milliseconds."""
+def on_device(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of inputs on the model's device; pixels in its dtype."""
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+_base_models: WeakKeyDictionary[Any, dict[bool, tuple[ref[Any], bool]]] = WeakKeyDictionary()
+"""The layers of each model, for text and for text with pictures, and whether they take the argument
+`use_cache`. All are the same for every batch, and finding them takes milliseconds."""
 
 
 def _layers_alone(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    if model not in _base_models:
-        base = sites.find(model).base_model
-        _base_models[model] = ref(base), "use_cache" in inspect.signature(base.forward).parameters
-    base_model, takes_cache = _base_models[model]
+    pictures = bool(set(inputs) - {"input_ids", "attention_mask"})
+    known = _base_models.setdefault(model, {})
+    if pictures not in known:
+        found = sites.find(model)
+        base = found.base_model
+        if pictures:  # the innermost model that reads them
+            base = [model, *sites.outer_models_of(found).get(base, ())][-1]
+        takes_cache = "use_cache" in inspect.signature(base.forward).parameters
+        known[pictures] = ref(base), takes_cache
+    base_model, takes_cache = known[pictures]
     return base_model(), {**inputs, "use_cache": False} if takes_cache else inputs
 
 

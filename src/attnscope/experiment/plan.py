@@ -11,18 +11,20 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.errors import AttnscopeError, AttnscopeWarning, InputError
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_info import ModelInfo, check_numbers, model_info
+from attnscope.experiment.picture_writer import PictureWriter
+from attnscope.experiment.pictures import PromptPictures, gather
 from attnscope.experiment.prompt_list import (
     file_digest,
     hub_file,
@@ -31,7 +33,7 @@ from attnscope.experiment.prompt_list import (
     short_name,
 )
 from attnscope.experiment.variants import Row, tokenize_variants
-from attnscope.loading import load_config, load_tokenizer, model_class
+from attnscope.loading import load_config, load_processor, load_tokenizer, model_class
 from attnscope.loading.compatibility import check_fit, warn_without_bos
 from attnscope.loading.device import chosen_device
 from attnscope.run.layout import FORMAT
@@ -40,6 +42,7 @@ from attnscope.spec.generate import GENERATED
 from attnscope.spec.prompt_sources import TokenPrompts
 from attnscope.spec.queries import parse_queries
 from attnscope.tokens import TokenizedPrompt
+from attnscope.tokens.modalities import remembered_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,9 @@ class ModelPlan:
     profile_layers: tuple[int, ...] | None
     profile_heads: tuple[int, ...] | None
     batches: tuple[Batch, ...]
+    processor: Any = None
+    """Of prompts with pictures; None without."""
+    pictures: PromptPictures | None = None
 
     def keeps(self, layer: int, head: int) -> bool:
         """Whether the run stores the profile of this head."""
@@ -78,7 +84,8 @@ class Settled:
     digest: str | None
     """SHA-256 of the prompt file, if there is one."""
     hub_file: bytes | None = None
-    """The prompt file, if the prompts come from a hub."""
+    """The prompt file, if it is not one that was given: the prompts come from a hub, or they have
+    pictures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +93,15 @@ class Plan:
     """An experiment with the batches of every model."""
 
     experiment: Experiment
-    """As it was asked."""
+    """As it was asked, with the names of the run's files in place of pictures."""
     settled: Settled
     models: tuple[ModelPlan, ...]
     device: str
     metadata: tuple[dict[str, Any], ...]
     """The metadata of each prompt."""
+    pictures: PromptPictures | None = None
+    image_tokens: tuple[dict[str, Any], ...] = ()
+    """The tokens of every picture, with their grids."""
 
     @cached_property
     def stored(self) -> Experiment:
@@ -102,7 +112,7 @@ class Plan:
         if self.settled.digest is not None:
             settled = {"digest": self.settled.digest}
             if self.settled.hub_file is not None:  # a folder has its path on this machine only
-                settled["name"] = short_name(self.experiment.prompts)
+                settled |= short_name(self.experiment.prompts)
             keys["prompts"] = self.experiment.prompts.model_dump() | settled
         return self.experiment.with_keys(**keys)
 
@@ -133,16 +143,14 @@ def _keeping_all() -> Iterator[None]:
 def _make_plan(experiment: Experiment) -> Plan:
     content = hub_file(experiment)
     digest = file_digest(experiment, content)  # before the file is read
-    samples = samples_of(experiment, content)
+    gathered = gather(experiment, samples_of(experiment, content), content)
+    experiment, samples, content = gathered.experiment, gathered.samples, gathered.content
+    if gathered.pictures is not None and content is not None:
+        digest = hashlib.sha256(content).hexdigest()
     _check_interim(experiment, len(samples))
     device = chosen_device(experiment.device)
     infos = {label: model_info(name) for label, name in experiment.models.items()}
-    tokenizers = _shared(
-        {
-            label: load_tokenizer(of_model.pinned, bos=experiment.bos)
-            for label, of_model in infos.items()
-        }
-    )
+    tokenizers, writers = _readers(experiment, infos, gathered.pictures)
     batch_tokens = experiment.batch_tokens
     settled = Settled(
         chat=_chat(experiment, tokenizers),
@@ -152,24 +160,89 @@ def _make_plan(experiment: Experiment) -> Plan:
     )
     # By id of the tokenizer: models with the same tokenizer share the prompts.
     tokenized: dict[int, _TokenizedPrompts] = {}
-    models = []
+    models, places = [], list[dict[str, Any]]()
     for label, tokenizer in tokenizers.items():
+        writer = writers.get(label)
         if id(tokenizer) not in tokenized:
             prompts = [sample.prompt for sample in samples]
+            options: dict[str, Any] = {"chat": settled.chat, "writer": writer}
             tokenized[id(tokenizer)] = _TokenizedPrompts(
-                tokenize_variants(experiment, label, prompts, tokenizer, chat=settled.chat)
+                tokenize_variants(experiment, label, prompts, tokenizer, **options),
+                gathered.pictures,
             )
             _check_regions(experiment, label, tokenized[id(tokenizer)].rows)
+            _check_image_tokens(label, tokenized[id(tokenizer)].rows, tokenizer, writer)
         rows = tokenized[id(tokenizer)]
+        if writer is not None:
+            places += _places(label, writer, rows.rows)
         padding = PADDING.get(kind_of(device), math.inf)
         groups = [
             [first + number for number in numbers]
             for first, end in pairwise((0, *experiment.interim, len(samples)))
             for numbers in _by_length(rows.widths[first:end], settled.batch_tokens, padding)
         ]
-        models.append(_plan_model(experiment, label, infos[label], tokenizer, rows, groups, device))
+        of_model = _plan_model(experiment, label, infos[label], tokenizer, rows, groups, device)
+        if writer is not None:
+            with_images = {"processor": writer.processor, "pictures": gathered.pictures}
+            of_model = replace(of_model, **with_images)
+        models.append(of_model)
     metadata = tuple(prompt_metadata(experiment, samples))
-    return Plan(experiment, settled, tuple(models), device, metadata)
+    pictures = gathered.pictures
+    return Plan(experiment, settled, tuple(models), device, metadata, pictures, tuple(places))
+
+
+def _readers(
+    experiment: Experiment, infos: Mapping[str, ModelInfo], pictures: PromptPictures | None
+) -> tuple[dict[str, Any], dict[str, PictureWriter]]:
+    """The tokenizer of each model; and for prompts with pictures what writes them."""
+    if pictures is None:
+        tokenizers = {
+            label: load_tokenizer(info.pinned, bos=experiment.bos) for label, info in infos.items()
+        }
+        return _shared(tokenizers), {}
+    writers = {}
+    for label, info in infos.items():
+        try:
+            processor = load_processor(info.pinned, bos=experiment.bos)
+            writers[label] = PictureWriter(pictures, processor, experiment.base)
+        except AttnscopeError as error:
+            message = f"model {label!r} cannot read the pictures of the prompts: {error}"
+            raise InputError(message, code=error.code, **error.values) from error
+    return {label: writer.processor.tokenizer for label, writer in writers.items()}, writers
+
+
+def _check_image_tokens(
+    label: str, rows: list[Row], tokenizer: Any, writer: PictureWriter | None
+) -> None:
+    """Raise an error for image tokens in prompts without pictures."""
+    if writer is not None:
+        return
+    ids = sorted(remembered_ids(tokenizer))
+    for number, row in enumerate(rows) if ids else ():
+        for condition, (tokens, _) in row.items():
+            if np.isin(tokens.ids, ids).any():
+                raise InputError(
+                    f"model {label!r}, prompt {number}, condition {condition!r}: the text has "
+                    "tokens that stand for pictures, videos or sounds, and the prompt has no "
+                    "picture; give the record the field 'image'",
+                    code="no-images",
+                    model=label,
+                    prompt=number,
+                    condition=condition,
+                )
+
+
+def _places(label: str, writer: PictureWriter, rows: list[Row]) -> Iterator[dict[str, Any]]:
+    """The tokens of every picture of a model; warn once if their places are unknown."""
+    if writer.unknown:
+        warnings.warn(
+            f"model {label!r}: figures cannot show maps over its pictures: {writer.unknown}",
+            AttnscopeWarning,
+            stacklevel=2,
+        )
+    for number, row in enumerate(rows):
+        for place in writer.rows(number, row):
+            yield {"model": label, **place}
 
 
 def _check_interim(experiment: Experiment, prompts: int) -> None:
@@ -209,9 +282,13 @@ def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
 class _TokenizedPrompts:
     """The tokens of every prompt under every condition, for one tokenizer, with their extremes."""
 
-    def __init__(self, rows: list[Row]):
+    def __init__(self, rows: list[Row], pictures: PromptPictures | None = None):
         self.rows = rows
         self.prints = [b"".join(_print_of(tokens) for tokens, _ in row.values()) for row in rows]
+        if pictures is not None:
+            for number, row in enumerate(rows):
+                names = {condition: pictures.names(number, condition) for condition in row}
+                self.prints[number] += json.dumps(names).encode()
         texts = [tokens for row in rows for tokens, _ in row.values()]
         self.longest = max(map(len, texts))
         self.highest = max(int(tokens.ids.max()) for tokens in texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from attnscope.spec.experiment import Experiment
 from attnscope.spec.prompt_sources import (
     ConversationPrompts,
     FilePrompts,
+    FolderPrompts,
     HarnessPrompts,
     HubPrompts,
     InlinePrompts,
@@ -37,6 +39,7 @@ from attnscope.spec.prompt_sources import (
     TokenPrompts,
 )
 from attnscope.tokens import Prompt
+from attnscope.vision.pictures import ENDINGS
 
 BUILDERS: dict[str, Callable[..., Iterable[Sample]]] = {
     "spatial": spatial_samples,
@@ -51,15 +54,44 @@ CONVERSATIONS = 16
 
 
 def hub_file(experiment: Experiment) -> bytes | None:
-    """The records that the prompts take from a hub, as a JSONL file; None if they take none, or if
-    a run has stored them."""
+    """The records that the prompts take from a hub or a folder of pictures, as a JSONL file; None
+    if they take none, or if a run has stored them."""
     prompts = experiment.prompts
-    if not isinstance(prompts, HubPrompts) or prompts.path is not None:
+    if not isinstance(prompts, HubPrompts | FolderPrompts) or prompts.path is not None:
         return None
-    every = hub_records(prompts.name, prompts.split, prompts.config, prompts.revision)
+    every: Iterable[Mapping[str, Any]]
+    if isinstance(prompts, FolderPrompts):
+        every = picture_records(Path(prompts.folder).expanduser(), prompts.question)
+    else:
+        about = prompts.name, prompts.split, prompts.config, prompts.revision
+        every = hub_records(*about, image=prompts.image)
     records = islice(every, prompts.count)
-    lines = [json.dumps(one, ensure_ascii=False, default=str) + "\n" for one in records]
+    lines = [json.dumps(one, ensure_ascii=False, default=_as_text) + "\n" for one in records]
     return "".join(lines).encode("utf-8", "backslashreplace")
+
+
+def _as_text(value: Any) -> str:
+    """A value that JSON does not have; the bytes of a picture in base64."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def picture_records(folder: Path, question: str) -> Iterator[dict[str, Any]]:
+    """The pictures of a folder and its subfolders, sorted by name."""
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no folder {str(folder)!r}; give the folder of the pictures",
+            code="file-missing",
+            path=str(folder),
+        )
+    files = [path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS]
+    for path in sorted(path for path in files if path.is_file()):
+        inside = path.relative_to(folder)
+        yield {
+            "image": str(path.absolute()),
+            "file": inside.as_posix(),
+            "label": inside.parent.as_posix() if len(inside.parts) > 1 else None,
+            "question": question,
+        }
 
 
 def file_digest(experiment: Experiment, content: bytes | None = None) -> str | None:
@@ -123,7 +155,7 @@ def samples_of(experiment: Experiment, content: bytes | None = None) -> list[Sam
 def _samples(experiment: Experiment, content: bytes | None) -> list[Sample]:
     prompts = experiment.prompts
     if isinstance(prompts, RecordPrompts):
-        layout = prompts.model_dump(include={"template", "fields", "system", "mark"})
+        layout = prompts.model_dump(include={"template", "fields", "system", "image", "mark"})
         content = hub_file(experiment) if content is None else content
         return _first(_records(prompts, content, layout), prompts.count, _name_of(prompts))
     if isinstance(prompts, ConversationPrompts):
@@ -154,18 +186,24 @@ def _records(
         return from_records(records, **layout)
     if content is not None:
         return from_records(map(json.loads, content.split(b"\n")[:-1]), **layout)
-    assert isinstance(prompts, FilePrompts | HubPrompts)
+    assert isinstance(prompts, FilePrompts | HubPrompts | FolderPrompts)
     return read(prompts.path or "", **layout)
 
 
-def short_name(prompts: Any) -> str:
-    """The name of a data set, without the path of a folder."""
-    return Path(prompts.name).name if Path(prompts.name).exists() else str(prompts.name)
+def short_name(prompts: Any) -> dict[str, str]:
+    """The name of a data set or of a folder of pictures, without the path."""
+    if isinstance(prompts, FolderPrompts):
+        return {"folder": Path(prompts.folder).name}
+    if not isinstance(prompts, HubPrompts):
+        return {}
+    return {"name": Path(prompts.name).name if Path(prompts.name).exists() else prompts.name}
 
 
 def _name_of(prompts: RecordPrompts) -> str:
     if isinstance(prompts, HubPrompts):
         return prompts.name
+    if isinstance(prompts, FolderPrompts):
+        return prompts.folder
     return prompts.path if isinstance(prompts, FilePrompts) else "the list of prompts"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.experiment.picture_writer import PictureWriter
 from attnscope.measures.registry import MEASURES
 from attnscope.prompts import Filler, insert
 from attnscope.prompts.filler import filler_ids
@@ -45,10 +46,16 @@ Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
 
 
 def tokenize_variants(
-    experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any, *, chat: bool
+    experiment: Experiment,
+    label: str,
+    prompts: list[Prompt],
+    tokenizer: Any,
+    *,
+    chat: bool,
+    writer: PictureWriter | None = None,
 ) -> list[Row]:
     """Every prompt under every condition, as this tokenizer writes it; `chat` applies the chat
-    template."""
+    template, `writer` writes out the tokens of pictures."""
     at, generate = _PromptCounter(), experiment.generate is not None
     render = partial(_rendered, tokenizer=tokenizer, chat=chat)
     try:
@@ -56,6 +63,8 @@ def tokenize_variants(
             of = experiment.prompts
             drawn = (_drawn(of, n % of.count, tokenizer) for n in range(len(prompts)))
             bases = list(at.each(drawn))
+        elif writer is not None:
+            bases = list(at.each(_with_pictures(prompts, experiment, render, writer)))
         else:
             first = _PromptCounter()  # rendering runs ahead of tokenisation
             rendered = first.each(
@@ -70,12 +79,18 @@ def tokenize_variants(
                 changed = _inserted(full_texts, bases, condition, tokenizer, at)
             else:
                 changed = (
-                    _compared(base, *_changed(prompt, base, condition, n, render, tokenizer),
-                              experiment.truncate)
+                    _compared(
+                        base,
+                        *_changed(prompt, base, name, condition, n, render, tokenizer, writer),
+                        experiment.truncate,
+                    )
                     for n, (prompt, base) in enumerate(zip(prompts, bases, strict=True))
-                )  # fmt: skip
+                )
             for row, variant in zip(rows, at.each(changed), strict=True):
                 row[name] = variant
+        if writer is not None:
+            for n, row in at.each(enumerate(rows)):
+                writer.check(n, row)
     except InputError as error:
         hint = ""
         if chat and not getattr(tokenizer, "chat_template", None):
@@ -123,11 +138,7 @@ def _all_rendered(
     for ends, some in groupby(chats, _ends_with_assistant):
         chats_of_group = list(some)
         if ends and generate:
-            raise InputError(
-                "the conversation ends with the assistant's turn, so the model has nothing to "
-                "complete; end it with a user turn, or leave out 'generate'",
-                code="ends-with-assistant",
-            )
+            raise _ends_with_an_answer()
         if chat:
             # What ends with the assistant is read as it stands: nothing is to be added to it.
             yield from apply_chat_template_to_all(
@@ -138,13 +149,46 @@ def _all_rendered(
         done += len(chats_of_group)
 
 
-def _rendered(prompt: Prompt, *, tokenizer: Any, chat: bool, template: str | None = None) -> Prompt:
+def _with_pictures(
+    prompts: list[Prompt],
+    experiment: Experiment,
+    render: Callable[..., Prompt],
+    writer: PictureWriter,
+) -> Iterator[TokenizedPrompt]:
+    """The prompts of the base with the tokens of their pictures, one by one."""
+    for number, prompt in enumerate(prompts):
+        if experiment.generate is not None and _ends_with_assistant(turns_of(prompt)):
+            raise _ends_with_an_answer()
+        rendered = render(prompt, writer=writer, number=number, condition=experiment.base)
+        yield writer.tokenized(rendered, number, experiment.base)
+
+
+def _ends_with_an_answer() -> InputError:
+    return InputError(
+        "the conversation ends with the assistant's turn, so the model has nothing to complete; "
+        "end it with a user turn, or leave out 'generate'",
+        code="ends-with-assistant",
+    )
+
+
+def _rendered(
+    prompt: Prompt,
+    *,
+    tokenizer: Any,
+    chat: bool,
+    template: str | None = None,
+    writer: PictureWriter | None = None,
+    number: int = 0,
+    condition: str = "",
+) -> Prompt:
     """The prompt as the model is to read it."""
     if not chat:
-        return prompt
+        return prompt if writer is None else writer.plain(prompt, number, condition)
     turns = turns_of(prompt)
     asking = not _ends_with_assistant(turns)
     other = {} if template is None else {"chat_template": template}
+    if writer is not None:
+        return writer.chat(turns, asking, number, condition, other)
     return apply_chat_template(turns, tokenizer, generation_prompt=asking, **other)
 
 
@@ -216,10 +260,12 @@ def _compared(
 def _changed(
     source: Prompt,
     base: TokenizedPrompt,
+    name: str,
     condition: Condition,
     number: int,
     render: Callable[..., Prompt],
     tokenizer: Any,
+    writer: PictureWriter | None,
 ) -> tuple[TokenizedPrompt, NDArray[np.int64]]:
     """The prompt under a condition that changes what is there, and where it has the base's
     characters."""
@@ -231,11 +277,17 @@ def _changed(
             others["chat"] = condition.chat
         if condition.template is not None:
             others |= {"chat": True, "template": condition.template}
-        changed = partial(render, **others)
+        as_base, changed = render, partial(render, **others)
+        if writer is not None:
+            as_base = partial(render, writer=writer, number=number, condition="")
+            changed = partial(changed, writer=writer, number=number, condition=name)
         variant, places = rendered_with_places(
-            source, edits, render, changed, same_markup=not others
+            source, edits, as_base, changed, same_markup=not others
         )
-        tokens = tokenize(variant, tokenizer)
+        if writer is None:
+            tokens = tokenize(variant, tokenizer)
+        else:
+            tokens = writer.tokenized(variant, number, name)
     if condition.bos is False:
         tokens = _without_bos(tokens, tokenizer)
     if condition.random is not None:

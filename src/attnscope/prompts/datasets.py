@@ -19,6 +19,7 @@ from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, missing_package, unknown
 from attnscope.prompts.sample import Sample, compose
+from attnscope.tokens.modalities import IMAGE_MARK
 from attnscope.tokens.regions import Prompt, Region, join
 from attnscope.tokens.whole_words import WholeWords
 
@@ -42,6 +43,9 @@ class Layout:
     where the answer is."""
     system: str | None = None
     """A system prompt to put above every prompt, as the region `system`."""
+    image: str | None = "image"
+    """The field with the picture, or with a list of them; None if records have no pictures. Each
+    picture needs one `<image>` in the text."""
     mark: Mapping[str, str] = field(default_factory=dict)
     """Region to field of the record: the first place where the prompt has the field's text as
     whole words, such as a needle. It has to be there; several places are a warning."""
@@ -121,10 +125,14 @@ def from_hub(
 
 
 def hub_records(
-    name: str, split: str, config: str | None = None, revision: str | None = None
+    name: str,
+    split: str,
+    config: str | None = None,
+    revision: str | None = None,
+    image: str | None = None,
 ) -> Iterable[Record]:
     """The records of a data set of the hub, or of a folder that `datasets` can read. Columns with
-    pictures, sound or bytes are left out."""
+    sound, bytes or pictures are left out, except for the column `image`, which has files."""
     try:
         import datasets
     except ImportError as error:
@@ -145,9 +153,26 @@ def hub_records(
         if not quiet:
             datasets.enable_progress_bars()
     features = getattr(records, "features", None) or {}
-    unreadable = [column for column, feature in features.items() if not _is_plain(feature)]
+    unreadable = [
+        column
+        for column, feature in features.items()
+        if not _is_plain(feature) and not (column == image and _has_pictures(feature))
+    ]
+    if image in features and _has_pictures(features[image]):
+        records = records.cast_column(image, _as_files(features[image], datasets.Image))
     plain: Iterable[Record] = records.remove_columns(unreadable) if unreadable else records
     return plain
+
+
+def _has_pictures(feature: Any) -> bool:
+    """Whether a column has pictures, or lists of them."""
+    return type(getattr(feature, "feature", feature)).__name__ == "Image"
+
+
+def _as_files(feature: Any, image: Any) -> Any:
+    """The type of a column of pictures that are not decoded."""
+    single = image(decode=False)
+    return type(feature)(single) if hasattr(feature, "feature") else single
 
 
 def _is_plain(feature: Any) -> bool:
@@ -168,6 +193,7 @@ def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[
             if "answer" in layout.fields or record.get("answer") is not None:
                 answer = _value(record, "answer", layout.fields.get("answer", "answer"))
             prompt = _prompt(record, layout)
+            images = _images(record, layout, prompt)
         except InputError as error:
             values = {**error.values, "where": where}
             raise InputError(f"{where}: {error}", code=error.code, **values) from error
@@ -179,7 +205,26 @@ def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[
                 AttnscopeWarning,
                 stacklevel=2,
             )
-        yield Sample(prompt, answer, dict(record))
+        yield Sample(prompt, answer, dict(record), images)
+
+
+def _images(record: Record, layout: Layout, prompt: Prompt) -> tuple[Any, ...]:
+    """The pictures of a record, as it has them; an error unless each has its place in the text."""
+    value = None if layout.image is None else record.get(layout.image)
+    if value is None or (isinstance(value, str | list | tuple) and not value):
+        return ()
+    images = tuple(value) if isinstance(value, list | tuple) else (value,)
+    marks = prompt.text.count(IMAGE_MARK)
+    if marks == len(images):
+        return images
+    raise InputError(
+        f"the field {layout.image!r} has {len(images)} pictures, and the prompt has {marks} places "
+        f"for them; write {IMAGE_MARK} where a picture belongs, as in template: "
+        f"'{IMAGE_MARK}{layout.template}', or 'image: null' if records have no pictures",
+        code="no-image-mark" if marks == 0 else "image-count",
+        images=len(images),
+        marks=marks,
+    )
 
 
 def _several(prompt: Prompt, name: str) -> bool:

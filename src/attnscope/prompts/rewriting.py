@@ -6,6 +6,7 @@ regions. Tokens are aligned where these positions and their ids agree; a token t
 or split differently has no aligned position.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.chat import turn_spans
+from attnscope.tokens.modalities import IMAGE_MARK
 from attnscope.tokens.regions import Prompt, Region
 
 _TRACE = "\0"
@@ -130,7 +132,9 @@ def rendered_with_places(
 
 def _kept(base: Prompt, edits: Sequence[Edit]) -> Prompt:
     """The base with a region for every piece of a turn that no edit touches."""
-    cuts = sorted({0, len(base.text), *(at for edit in edits for at in (edit.start, edit.end))})
+    marks = {at for one in re.finditer(IMAGE_MARK, base.text) for at in one.span()}
+    edges = {at for edit in edits for at in (edit.start, edit.end)}
+    cuts = sorted({0, len(base.text), *edges, *marks})
     gone = [(edit.start, edit.end) for edit in edits]
     pieces = [
         (max(start, one), min(end, two))

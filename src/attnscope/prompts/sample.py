@@ -17,6 +17,9 @@ class Sample:
     """The expected answer, where the source knows it."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What the source knows besides: a level, an action, the fields of a record."""
+    images: tuple[Any, ...] = ()
+    """The pictures of the prompt, in the order of their marks, as the source has them: paths, bytes
+    or base64."""
 
     def answered(self, separator: str = "\n") -> Prompt:
         """The prompt with its answer written under it, in the region `answer`: to train on."""

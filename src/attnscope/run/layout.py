@@ -6,6 +6,8 @@
     claims.yaml                 the claims of the run's own, if it was started with any
     plan.json                   the batches that belong to the run, in order
     prompts.*                   the file that the prompts came from, if they came from one
+    images/DIGEST.*             the pictures of the prompts, by their digests
+    image_tokens.jsonl          the tokens of each picture, and where in it they lie
     completions.parquet         completions and their scores, if the run is an evaluation
     cells/BATCH.TABLE.parquet   the cells of a batch: a file per table
     cells/BATCH.json            its index: the cells, and size and digest of each file; after them;
@@ -34,6 +36,8 @@ LARGEST = 256 * 2**20
 """Bytes of a JSON file of a run; others are damaged."""
 LARGEST_METADATA = 2**30
 """Bytes of `metadata.jsonl`."""
+IMAGE_TOKENS = "image_tokens.jsonl"
+"""The file with the tokens of every picture and their grids."""
 SCORED = "completions.parquet"
 """The file of the table `completions`."""
 LARGEST_SCORED = 4 * 2**30

@@ -6,15 +6,24 @@ left out and reported. The result has the bytes that one run would have had.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
 from attnscope.paths import read_file, to_path
 from attnscope.run.environment import differences, refuse_differences
-from attnscope.run.layout import LARGEST, LARGEST_METADATA, DamageError, checked_index, read_json
+from attnscope.run.layout import (
+    IMAGE_TOKENS,
+    LARGEST,
+    LARGEST_METADATA,
+    DamageError,
+    checked_index,
+    read_json,
+)
 from attnscope.run.store import no_run, refuse_other_formats
 from attnscope.run.writer import Directory, open_directory
 from attnscope.spec.experiment import Experiment
@@ -57,6 +66,7 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
         directory.write(
             "metadata.jsonl", read_file(first.folder / "metadata.jsonl", LARGEST_METADATA)
         )
+        _copy_pictures(first.folder, directory)
         if (first.folder / "claims.yaml").is_file():
             directory.write("claims.yaml", read_file(first.folder / "claims.yaml", LARGEST))
         directory.write_plan(first.batches)
@@ -114,6 +124,16 @@ class _Part:
             )
         different = differences(self.environment, other.environment, threads=True)
         refuse_differences(self.environment, different, self.folder)
+
+
+def _copy_pictures(folder: Path, directory: Directory) -> None:
+    """The pictures of the prompts, and the places of their tokens, if there are any."""
+    if not (folder / IMAGE_TOKENS).is_file():
+        return
+    rows = read_file(folder / IMAGE_TOKENS, LARGEST_METADATA).decode("utf-8").splitlines()
+    directory.keep_image_tokens([json.loads(row) for row in rows])
+    for path in sorted((folder / "images").iterdir()):
+        directory.keep_picture(f"images/{path.name}", partial(read_file, path, LARGEST))
 
 
 def _has_environment(directory: Directory) -> bool:

@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from attnscope.errors import InputError
 from attnscope.paths import is_remote, read_file
 from attnscope.run.layout import (
     FORMAT,
+    IMAGE_TOKENS,
     SCORED,
     BatchIndex,
     DamageError,
@@ -116,10 +117,10 @@ class Directory:
         """The experiment with its prompts in the directory, so that nothing points outside."""
         prompts = experiment.prompts
         path = getattr(prompts, "path", None)
-        if path is not None:
-            name, content = f"prompts{Path(path).suffix}", Path(path).read_bytes()
-        elif self.prompts is not None:
+        if self.prompts is not None:
             name, content = "prompts.jsonl", self.prompts
+        elif path is not None:
+            name, content = f"prompts{Path(path).suffix}", Path(path).read_bytes()
         else:
             return experiment
         self.beside.append(name)
@@ -216,6 +217,23 @@ class Directory:
             self.write("claims.yaml", to_yaml(claims).encode())
         else:
             (self.folder / "claims.yaml").unlink(missing_ok=True)
+
+    def keep_picture(self, name: str, content: Callable[[], bytes]) -> None:
+        """Store the file of a picture, unless it is there."""
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        digest = Path(name).stem
+        try:
+            whole = digest_of(self.folder / name) == digest
+        except (OSError, ValueError):
+            whole = False
+        if not whole:
+            self.write(name, content())
+        self.beside.append(name)
+
+    def keep_image_tokens(self, rows: Sequence[Any]) -> None:
+        """Store which tokens each picture has, and where in the picture they lie."""
+        self.write_lines(IMAGE_TOKENS, rows)
+        self.beside.append(IMAGE_TOKENS)
 
     def has_claims(self) -> bool:
         """Whether the run was started with its own claims."""

@@ -15,6 +15,8 @@ from attnscope.prompts.filler import FILLERS, Filler
 from attnscope.prompts.insertion import POSITIONS
 from attnscope.spec.base import MOST, Seed, StrictModel
 
+WITHOUT_FILE = ("blank", "next")
+"""Changes of a picture that need no file."""
 _POSITIONS = (
     f"known: {', '.join(POSITIONS)}, before:REGION, after:REGION, or the number of a character"
 )
@@ -133,6 +135,9 @@ class Condition(StrictModel):
     """Another chat template, in Jinja."""
     bos: Literal[False] | None = None
     """False leaves out the begin-of-sequence token."""
+    image: Annotated[StrictStr, Field(min_length=1)] | None = None
+    """Other pictures: `blank` (the same size, in the mean colour of the picture), `next` (those of
+    the next prompt), or the path of a file, which replaces every picture."""
     random: Seed | None = None
     """As many tokens, drawn at random from the vocabulary, prompt n with this seed + n; a
     begin-of-sequence token stays. None of them has an aligned position."""
@@ -160,7 +165,7 @@ class Condition(StrictModel):
     @property
     def rewrites(self) -> list[str]:
         """What is changed, apart from insertions."""
-        names = ("replace", "system", "chat", "template", "bos", "random")
+        names = ("replace", "system", "chat", "template", "bos", "image", "random")
         return [name for name in names if getattr(self, name) is not None]
 
     @property

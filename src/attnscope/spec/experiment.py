@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr, model_validator
@@ -37,6 +38,8 @@ RENAMED = {"cut": "truncate"}
 """Keys that had another name, and today's."""
 OF_ONE_PASS = {"flow", "values", "heads", "outputs", "activations", "residual"}
 """Needs of measures that generation does not provide."""
+_OF_RUN = re.compile(r"images/[0-9a-f]{64}\.[a-z]+$")
+"""The name of a picture in a run."""
 DISPLAY_KEYS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
 
@@ -314,6 +317,17 @@ class Experiment(StrictModel):
             del keys_of_identity["bin"]
         if not self.interim:
             del keys_of_identity["interim"]
+        for condition in keys_of_identity["conditions"].values():
+            condition["image"] = _name_in_run(condition["image"])
+        prompts = keys_of_identity["prompts"]
+        if "records" in prompts and prompts["image"] is not None:
+            field = prompts["image"]
+            prompts["records"] = [
+                one | {field: _name_in_run(one[field])}
+                if isinstance(one, dict) and field in one
+                else one
+                for one in prompts["records"]
+            ]
         return keys_of_identity
 
     def with_keys(self, **keys: Any) -> Experiment:
@@ -328,6 +342,15 @@ class Experiment(StrictModel):
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def _name_in_run(source: Any) -> Any:
+    """A picture of a run by its name there, wherever the run lies."""
+    if isinstance(source, list | tuple):
+        return [_name_in_run(one) for one in source]
+    if isinstance(source, str) and (name := _OF_RUN.search(source[-100:])):
+        return name[0]
+    return source
 
 
 def _part_of(what: str, of_profiles: AllOrSome, measured: AllOrSome) -> None:

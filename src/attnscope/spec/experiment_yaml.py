@@ -10,9 +10,10 @@ from pydantic import BaseModel, ValidationError
 from attnscope.errors import InputError
 from attnscope.paths import is_remote, to_path
 from attnscope.spec.base import code_and_values
-from attnscope.spec.conditions import Condition
+from attnscope.spec.conditions import WITHOUT_FILE, Condition
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.prompt_sources import SOURCES
+from attnscope.vision.pictures import is_path
 from attnscope.yaml_file import KeyPath, read_yaml
 
 
@@ -57,6 +58,7 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
         prompts["path"] = _path_in("prompts.path", prompts["path"], folder, outside)
     if isinstance(prompts, dict) and prompts.get("source") == "hub" and not prompts.get("path"):
         prompts["name"] = _hub_name(prompts.get("name"), folder, outside)
+    _find_pictures(data, folder, outside)
     classes = data.get("classes")
     if isinstance(classes, dict):
         data["classes"] = {
@@ -65,6 +67,32 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
     elif classes is not None:
         named = classes if isinstance(classes, list) else [classes]
         data["classes"] = [_class_file(one, folder, outside) for one in named]
+
+
+def _find_pictures(data: dict[Any, Any], folder: Path, outside: bool) -> None:
+    """Paths of pictures in records and conditions, from the folder of the experiment file."""
+
+    def found(key: str, source: Any) -> Any:
+        if isinstance(source, list):
+            return [found(key, one) for one in source]
+        return _path_in(key, source, folder, outside) if is_path(source) else source
+
+    prompts, conditions = data.get("prompts"), data.get("conditions")
+    if isinstance(prompts, list):
+        prompts = {"records": prompts}
+    if not isinstance(prompts, dict):
+        prompts = {}
+    if isinstance(prompts.get("folder"), str) and not prompts.get("path"):
+        prompts["folder"] = _path_in("prompts.folder", prompts["folder"], folder, outside)
+    records = prompts.get("records")
+    for record in records if isinstance(records, list) else ():
+        field = prompts.get("image", "image")
+        if isinstance(record, dict) and record.get(field):
+            record[field] = found(f"prompts.records.{field}", record[field])
+    for name, condition in conditions.items() if isinstance(conditions, dict) else ():
+        image = condition.get("image") if isinstance(condition, dict) else None
+        if isinstance(image, str) and image and image not in WITHOUT_FILE:
+            condition["image"] = _path_in(f"conditions.{name}.image", image, folder, outside)
 
 
 def _path_in(key: str, name: str, folder: Path, outside: bool) -> str:

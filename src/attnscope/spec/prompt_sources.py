@@ -56,6 +56,9 @@ class RecordPrompts(StrictModel):
     template: StrictStr = "{question}"
     fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     system: StrictStr | None = None
+    image: StrictStr | None = "image"
+    """The field with the picture of the prompt, or a list of them; each needs one `<image>` in the
+    text."""
     mark: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Region to field: the first place where the prompt has the field's text as whole words."""
 
@@ -89,6 +92,21 @@ class HubPrompts(RecordPrompts):
     """A branch, a tag or a commit; the newest where it is not given."""
     path: StrictStr | None = None
     """The records, in the file that a run keeps: with it the hub is not asked again."""
+    digest: StrictStr | None = None
+    """SHA-256 of that file, filled in by a run; one that is given must be right."""
+
+
+class FolderPrompts(RecordPrompts):
+    """The pictures of a folder and its subfolders, each with the same question.
+
+    The records have the fields `image`, `file`, `label` (the subfolder) and `question`."""
+
+    source: Literal["pictures"] = "pictures"
+    folder: StrictStr
+    question: StrictStr = "What is in the picture?"
+    template: StrictStr = "<image>\n{question}"
+    path: StrictStr | None = None
+    """The records, in the file that a run keeps: with it the folder is not read again."""
     digest: StrictStr | None = None
     """SHA-256 of that file, filled in by a run; one that is given must be right."""
 
@@ -192,6 +210,7 @@ Prompts = Annotated[
     | FilePrompts
     | InlinePrompts
     | HubPrompts
+    | FolderPrompts
     | ConversationPrompts
     | NeedlePrompts
     | DocumentPrompts
@@ -207,6 +226,7 @@ SOURCES: dict[str, type[StrictModel]] = {
     "file": FilePrompts,
     "inline": InlinePrompts,
     "hub": HubPrompts,
+    "pictures": FolderPrompts,
     "conversations": ConversationPrompts,
     "needle": NeedlePrompts,
     "documents": DocumentPrompts,

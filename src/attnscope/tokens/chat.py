@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 Turn = tuple[str, Prompt]
 """A role (`system`, `user`, `assistant`) and its text."""
 
+_Role = str | tuple[str, tuple[bool, ...]]
+"""The role of a turn; in prompts with pictures also which of its parts are pictures."""
+
 # Private-use characters: templates do not use them, and texts should not contain them.
 _FIRST_MARK = 0xF0000
 
@@ -32,15 +36,17 @@ def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
     *,
     generation_prompt: bool = True,
+    image_mark: str | None = None,
     **template_options: Any,
 ) -> Prompt:
     """The prompt after the tokenizer's chat template, with its regions.
 
     `turns_of` divides a plain prompt into turns. With `generation_prompt` the text ends where the
-    completion begins. Other options are passed to the template.
+    completion begins. With `image_mark`, the template gets a picture in place of each such text.
+    Other options are passed to the template.
     """
     turns = turns_of(prompt) if isinstance(prompt, Prompt) else list(prompt)
-    return next(_render_all([turns], tokenizer, generation_prompt, template_options))
+    return next(_render_all([turns], tokenizer, generation_prompt, template_options, image_mark))
 
 
 def apply_chat_template_to_all(
@@ -64,6 +70,7 @@ def _render_all(
     tokenizer: PreTrainedTokenizerBase,
     generation_prompt: bool,
     template_options: dict[str, Any],
+    image_mark: str | None = None,
 ) -> Iterator[Prompt]:
     render = _Rendering(tokenizer, generation_prompt, template_options)
     if len(chats) > 1:
@@ -74,15 +81,46 @@ def _render_all(
                 "the chat has no turns; give at least one, such as a user's question",
                 code="empty-chat",
             )
-        roles = tuple(role for role, _ in turns)
-        text, content_at = _locate([turn.text for _, turn in turns], partial(render, roles))
-        regions = []
-        for (_, turn), (start, end, skipped) in zip(turns, content_at, strict=True):
-            for region in turn.regions:
-                first = min(max(start, start - skipped + region.start), end)
-                last = min(max(start, start - skipped + region.end), end)
-                regions.append(Region(first, last, region.name))
+        parts = [_parts(turn.text, image_mark) for _, turn in turns]
+        contents = [text for of in parts for _, text in of if text != image_mark]
+        at = 0
+        roles: list[_Role] = [
+            role if image_mark is None else (role, tuple(text == image_mark for _, text in of))
+            for (role, _), of in zip(turns, parts, strict=True)
+        ]
+        text, content_at = _locate(contents, partial(render, tuple(roles)))
+        regions = list[Region]()
+        for (_, turn), of in zip(turns, parts, strict=True):
+            texts = [(start, text) for start, text in of if text != image_mark]
+            found = content_at[at : at + len(texts)]
+            at += len(texts)
+            regions += _moved_regions(turn, texts, found)
         yield Prompt(text, tuple(regions), complete=True)
+
+
+def _parts(text: str, image_mark: str | None) -> list[tuple[int, str]]:
+    """The pieces of a turn, texts and marks of pictures, each with its start."""
+    if image_mark is None:
+        return [(0, text)]
+    pieces = re.split(f"({re.escape(image_mark)})", text)
+    starts = accumulate(map(len, pieces), initial=0)
+    return [(start, piece) for start, piece in zip(starts, pieces, strict=False) if piece]
+
+
+def _moved_regions(
+    turn: Prompt, texts: list[tuple[int, str]], found: list[tuple[int, int, int]]
+) -> Iterator[Region]:
+    """The regions of a turn at the places of its texts; one without a text is gone."""
+    for region in turn.regions:
+        spans = []
+        for (at, text), (start, end, skipped) in zip(texts, found, strict=True):
+            if (at, len(text)) == (0, len(turn.text)) or (
+                region.start < at + len(text) and region.end > at
+            ):
+                first = min(max(start, start - skipped + region.start - at), end)
+                spans.append((first, min(max(start, start - skipped + region.end - at), end)))
+        if spans:
+            yield Region(spans[0][0], spans[-1][1], region.name)
 
 
 class _Rendering:
@@ -96,7 +134,7 @@ class _Rendering:
     ):
         self.tokenizer = tokenizer
         self.options = {"add_generation_prompt": generation_prompt} | template_options
-        self.cache: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+        self.cache: dict[tuple[tuple[_Role, ...], tuple[str, ...]], str] = {}
         """Rendered text by roles and contents."""
         if not (template_options.get("chat_template") or getattr(tokenizer, "chat_template", None)):
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -107,7 +145,7 @@ class _Rendering:
                 tokenizer=name,
             )
 
-    def __call__(self, roles: tuple[str, ...], contents: list[str]) -> str:
+    def __call__(self, roles: tuple[_Role, ...], contents: list[str]) -> str:
         """Render one chat."""
         key = roles, tuple(contents)
         if key in self.cache:
@@ -117,10 +155,11 @@ class _Rendering:
         except InputError:
             raise
         except Exception as error:  # a template may raise any error
+            names = tuple(role if isinstance(role, str) else role[0] for role in roles)
             raise InputError(
-                f"the chat template refuses turns of {', '.join(roles)}: {error}",
+                f"the chat template refuses turns of {', '.join(names)}: {error}",
                 code="chat-template-error",
-                roles=roles,
+                roles=names,
             ) from error
 
     def render_together(self, chats: Sequence[Sequence[Turn]]) -> None:
@@ -141,11 +180,8 @@ class _Rendering:
         except Exception:
             self.cache = {}
 
-    def _texts(self, keys: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]:
-        chats = [
-            [{"role": role, "content": content} for role, content in zip(*key, strict=True)]
-            for key in keys
-        ]
+    def _texts(self, keys: Sequence[tuple[tuple[_Role, ...], tuple[str, ...]]]) -> list[str]:
+        chats = [_messages(*key) for key in keys]
         options = self.options
         check_ends(
             self.tokenizer.get_chat_template(options.get("chat_template"), options.get("tools")),
@@ -154,6 +190,22 @@ class _Rendering:
         )
         texts: list[str] = self.tokenizer.apply_chat_template(chats, tokenize=False, **options)
         return texts
+
+
+def _messages(roles: tuple[_Role, ...], contents: Sequence[str]) -> list[dict[str, Any]]:
+    """The turns as a chat template gets them."""
+    texts, messages = iter(contents), list[dict[str, Any]]()
+    for role in roles:
+        if isinstance(role, str):
+            messages.append({"role": role, "content": next(texts)})
+            continue
+        name, pictures = role
+        parts = [
+            {"type": "image"} if picture else {"type": "text", "text": next(texts)}
+            for picture in pictures
+        ]
+        messages.append({"role": name, "content": parts})
+    return messages
 
 
 def as_question(
@@ -226,6 +278,8 @@ def _locate(
     """Render, and locate each content: start, end, and number of characters trimmed before it."""
     first = _unused_mark(contents)
     plain = render(contents)
+    if not contents:  # pictures alone
+        return plain, []
     for trimmed in (False, True):
         marked, skips = _marked(contents, trimmed=trimmed)
         text, at = _remove_marks(render(marked), first, 2 * len(contents))

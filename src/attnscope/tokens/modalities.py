@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 
 from attnscope.errors import AttnscopeError, InputError
 
+IMAGE_MARK = "<image>"
+"""Stands for a picture in the prompts of an experiment, whatever the model's own token is."""
 MODALITIES: tuple[Literal["image", "video", "audio"], ...] = ("image", "video", "audio")
 Ids = Mapping[Any, frozenset[int]]
 """By modality: the ids of its tokens."""
@@ -53,6 +55,12 @@ def modality_ids(tokenizer: Any) -> Ids:
             token=named[0],
         )
     return dict.fromkeys(MODALITIES, frozenset())
+
+
+def remembered_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids of image, video and audio tokens; empty if no processor has said which."""
+    known = _known.get(tokenizer)
+    return frozenset() if not isinstance(known, Mapping) else frozenset().union(*known.values())
 
 
 def _ids(processor: Any, modality: str) -> frozenset[int]:

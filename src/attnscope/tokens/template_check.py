@@ -69,7 +69,7 @@ _ended: set[str] = set()
 
 
 def check_ends(
-    template: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]
+    template: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> None:
     """Refuse a template that exceeds a limit of time, memory or output. Each is run once."""
     if template in _ended:

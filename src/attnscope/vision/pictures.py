@@ -1,4 +1,4 @@
-"""Reads pictures from files, bytes and base64, with limits on what a stranger's file may cost."""
+"""Reads pictures from files, bytes and base64, with limits on their size."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 2**20
 """Largest file that is read."""
 DATA_URL = "data:image/"
+LONGEST_PATH = 200
+"""Characters of a path; a longer text is a picture in base64, unless there is such a file."""
+_BEGINNINGS = {
+    b"\x89PNG": ".png",
+    b"\xff\xd8": ".jpg",
+    b"RIFF": ".webp",
+    b"GIF8": ".gif",
+    b"BM": ".bmp",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+}
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+"""Endings of the files of a folder that are pictures."""
 
 
 def read_picture(source: str | Path | bytes, base: Path | None = None) -> Image:
@@ -28,8 +41,7 @@ def read_picture(source: str | Path | bytes, base: Path | None = None) -> Image:
 
     Relative paths start at `base`; default: the current folder.
     """
-    data, name = _bytes_of(source, base)
-    return decode(data, name)
+    return decode(*picture_bytes(source, base))
 
 
 def decode(data: bytes, name: str) -> Image:
@@ -56,7 +68,30 @@ def decode(data: bytes, name: str) -> Image:
         raise _broken(name, error) from error
 
 
-def _bytes_of(source: str | Path | bytes, base: Path | None) -> tuple[bytes, str]:
+def blank_picture(picture: Image) -> Image:
+    """A picture of the same size in one colour: the mean of the picture."""
+    from PIL import Image, ImageStat
+
+    red, green, blue = (round(mean) for mean in ImageStat.Stat(picture).mean)
+    return Image.new("RGB", picture.size, (red, green, blue))
+
+
+def suffix_of(data: bytes) -> str:
+    """The usual ending of a picture file, from its first bytes; empty if they are unknown."""
+    return next((ending for start, ending in _BEGINNINGS.items() if data.startswith(start)), "")
+
+
+def is_path(source: Any) -> bool:
+    """Whether a text names a file, and is not a picture in base64."""
+    return (
+        isinstance(source, str | Path)
+        and len(str(source)) <= LONGEST_PATH
+        and not str(source).startswith(DATA_URL)
+    )
+
+
+def picture_bytes(source: str | Path | bytes, base: Path | None = None) -> tuple[bytes, str]:
+    """The bytes of a picture file, and its name for messages; arguments as of `read_picture`."""
     if isinstance(source, bytes):
         return source, "the picture"
     text = str(source)
@@ -67,7 +102,7 @@ def _bytes_of(source: str | Path | bytes, base: Path | None) -> tuple[bytes, str
         if path.stat().st_size > MAX_BYTES:
             raise _too_large(text, f"{path.stat().st_size:,} bytes", f"{MAX_BYTES:,} bytes")
         return path.read_bytes(), text
-    if isinstance(source, str) and len(text) > 200:
+    if not is_path(source):
         return _from_base64(text), "the picture"
     raise InputError(
         f"there is no picture {text!r}; give the path of a file ({', '.join(FORMATS)}), or the "
