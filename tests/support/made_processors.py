@@ -292,6 +292,8 @@ def made(name: str) -> Family:
     torch.manual_seed(0)
     family = FAMILIES[name]()
     silence_tower(family.model)
+    with torch.no_grad():  # generated tokens are those of the tokenizer
+        family.model.get_output_embeddings().weight[len(family.processor.tokenizer) :] = 0
     return family._replace(model=family.model.eval())
 
 

@@ -286,10 +286,10 @@ def _layers_alone(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, An
     pictures = bool(set(inputs) - {"input_ids", "attention_mask"})
     known = _base_models.setdefault(model, {})
     if pictures not in known:
-        found = sites.find(model)
-        base = found.base_model
+        model_sites = sites.find(model)
+        base = model_sites.base_model
         if pictures:  # the innermost model that reads them
-            base = [model, *sites.outer_models_of(found).get(base, ())][-1]
+            base = [model, *sites.outer_models_of(model_sites).get(base, ())][-1]
         takes_cache = "use_cache" in inspect.signature(base.forward).parameters
         known[pictures] = ref(base), takes_cache
     base_model, takes_cache = known[pictures]

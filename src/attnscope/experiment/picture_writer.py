@@ -46,13 +46,13 @@ class PictureWriter:
     ) -> Prompt:
         """A prompt in the chat template of the processor."""
         template = getattr(self.processor, "chat_template", None)
-        own = {"chat_template": template} if isinstance(template, str) else {}
+        defaults = {"chat_template": template} if isinstance(template, str) else {}
         prompt = apply_chat_template(
             turns,
             self.processor.tokenizer,
             generation_prompt=asking,
             image_mark=IMAGE_MARK,
-            **{**own, **options},
+            **{**defaults, **options},
         )
         return self._written(prompt, number, condition)
 
@@ -85,18 +85,18 @@ class PictureWriter:
         (base, _) = row[self.base]
         for condition, (tokens, _) in row.items():
             names = self.pictures.names(number, condition)
-            found = int((tokens.ids == self.token).sum())
-            places = self.places.get((number, names))
+            tokens_here = int((tokens.ids == self.token).sum())
+            pictures = self.places.get((number, names))
             expected = int((base.ids == self.token).sum())
-            if places is not None:
-                expected = sum(len(place.positions) for place in places)
-            if found != expected:
+            if pictures is not None:
+                expected = sum(len(picture.positions) for picture in pictures)
+            if tokens_here != expected:
                 raise InputError(
-                    f"condition {condition!r} leaves {found} of the {expected} tokens of the "
+                    f"condition {condition!r} leaves {tokens_here} of the {expected} tokens of the "
                     "pictures; a condition, a filler or 'truncate' must keep all of them",
                     code="image-tokens-lost",
                     condition=condition,
-                    tokens=found,
+                    tokens=tokens_here,
                     expected=expected,
                 )
 
@@ -108,9 +108,9 @@ class PictureWriter:
         for condition, (tokens, _) in row.items():
             names = self.pictures.names(number, condition)
             positions, first = np.flatnonzero(tokens.ids == self.token), 0
-            for image, place in enumerate(self.places.get((number, names)) or ()):
-                own = positions[first : first + len(place.positions)]
-                first += len(own)
+            for image, picture in enumerate(self.places.get((number, names)) or ()):
+                part = positions[first : first + len(picture.positions)]
+                first += len(part)
                 stored.append(
                     {
                         "prompt": number,
@@ -118,11 +118,11 @@ class PictureWriter:
                         "image": image + 1,
                         "file": names[image].partition("#")[0],
                         "blank": "#" in names[image],
-                        "height": place.height,
-                        "width": place.width,
-                        "assumed": place.assumed,
-                        "positions": own.tolist(),
-                        "views": [[v.rows, v.columns, v.box, v.newline] for v in place.views],
+                        "height": picture.height,
+                        "width": picture.width,
+                        "assumed": picture.assumed,
+                        "positions": part.tolist(),
+                        "views": [[v.rows, v.columns, v.box, v.newline] for v in picture.views],
                     }
                 )
         return stored

@@ -68,12 +68,13 @@ class PromptPictures:
 
     def names(self, prompt: int, condition: str) -> tuple[str, ...]:
         """The names of the pictures of a prompt under a condition; blank ones end with `#blank`."""
-        change, own = self.changes[condition], self.prompts[prompt % len(self.prompts)]
+        change = self.changes[condition]
+        names = self.prompts[prompt % len(self.prompts)]
         if change == "blank":
-            return tuple(f"{name}#blank" for name in own)
+            return tuple(f"{name}#blank" for name in names)
         if change == "next":
             return self.prompts[(prompt + 1) % len(self.prompts)]
-        return own if change is None else (change,) * len(own)
+        return names if change is None else (change,) * len(names)
 
     def images(self, prompt: int, condition: str) -> list[Image]:
         """The pictures of a prompt under a condition, decoded."""
@@ -129,7 +130,7 @@ def gather(experiment: Experiment, samples: list[Sample], content: bytes | None)
         dumped = {name: one.model_dump() for name, one in experiment.conditions.items()}
         keys["conditions"] = {name: one | {"image": changes[name]} for name, one in dumped.items()}
     if isinstance(prompts, InlinePrompts):
-        records = [_record(given, s) for given, s in zip(prompts.records, settled, strict=False)]
+        records = [_record(record, s) for record, s in zip(prompts.records, settled, strict=False)]
         records += prompts.records[len(settled) :]
         keys["prompts"] = prompts.model_dump() | {"records": records}
         content = None
@@ -216,8 +217,8 @@ def _settled(sample: Sample, field: str | None, names: tuple[str, ...]) -> Sampl
     return replace(sample, metadata={**sample.metadata, field: named}, images=names)
 
 
-def _record(given: Any, sample: Sample) -> Any:
-    return given if isinstance(given, str) else dict(sample.metadata)
+def _record(record: Any, sample: Sample) -> Any:
+    return record if isinstance(record, str) else dict(sample.metadata)
 
 
 def _digest(data: bytes) -> str:

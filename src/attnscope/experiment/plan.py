@@ -241,8 +241,8 @@ def _places(label: str, writer: PictureWriter, rows: list[Row]) -> Iterator[dict
             stacklevel=2,
         )
     for number, row in enumerate(rows):
-        for place in writer.rows(number, row):
-            yield {"model": label, **place}
+        for picture in writer.rows(number, row):
+            yield {"model": label, **picture}
 
 
 def _check_interim(experiment: Experiment, prompts: int) -> None:

@@ -173,6 +173,6 @@ def _common(one: str, two: str) -> int:
 def _outside_turns(prompt: Prompt) -> NDArray[np.bool_]:
     outside = np.ones(len(prompt.text), dtype=bool)
     for region in prompt.regions:
-        if region.name.startswith(f"{_TRACE}turn"):
+        if region.name.startswith(_TRACE):  # turns, and pictures that a template writes before
             outside[region.start : region.end] = False
     return outside

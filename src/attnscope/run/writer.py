@@ -223,10 +223,10 @@ class Directory:
         (self.folder / name).parent.mkdir(exist_ok=True)
         digest = Path(name).stem
         try:
-            whole = digest_of(self.folder / name) == digest
+            stored = digest_of(self.folder / name) == digest
         except (OSError, ValueError):
-            whole = False
-        if not whole:
+            stored = False
+        if not stored:
             self.write(name, content())
         self.beside.append(name)
 

@@ -72,9 +72,9 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
 def _find_pictures(data: dict[Any, Any], folder: Path, outside: bool) -> None:
     """Paths of pictures in records and conditions, from the folder of the experiment file."""
 
-    def found(key: str, source: Any) -> Any:
+    def resolved(key: str, source: Any) -> Any:
         if isinstance(source, list):
-            return [found(key, one) for one in source]
+            return [resolved(key, one) for one in source]
         return _path_in(key, source, folder, outside) if is_path(source) else source
 
     prompts, conditions = data.get("prompts"), data.get("conditions")
@@ -88,7 +88,7 @@ def _find_pictures(data: dict[Any, Any], folder: Path, outside: bool) -> None:
     for record in records if isinstance(records, list) else ():
         field = prompts.get("image", "image")
         if isinstance(record, dict) and record.get(field):
-            record[field] = found(f"prompts.records.{field}", record[field])
+            record[field] = resolved(f"prompts.records.{field}", record[field])
     for name, condition in conditions.items() if isinstance(conditions, dict) else ():
         image = condition.get("image") if isinstance(condition, dict) else None
         if isinstance(image, str) and image and image not in WITHOUT_FILE:

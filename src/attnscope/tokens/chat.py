@@ -92,9 +92,9 @@ def _render_all(
         regions = list[Region]()
         for (_, turn), of in zip(turns, parts, strict=True):
             texts = [(start, text) for start, text in of if text != image_mark]
-            found = content_at[at : at + len(texts)]
+            spans = content_at[at : at + len(texts)]
             at += len(texts)
-            regions += _moved_regions(turn, texts, found)
+            regions += _moved_regions(turn, texts, spans)
         yield Prompt(text, tuple(regions), complete=True)
 
 
@@ -108,19 +108,19 @@ def _parts(text: str, image_mark: str | None) -> list[tuple[int, str]]:
 
 
 def _moved_regions(
-    turn: Prompt, texts: list[tuple[int, str]], found: list[tuple[int, int, int]]
+    turn: Prompt, texts: list[tuple[int, str]], spans: list[tuple[int, int, int]]
 ) -> Iterator[Region]:
     """The regions of a turn at the places of its texts; one without a text is gone."""
     for region in turn.regions:
-        spans = []
-        for (at, text), (start, end, skipped) in zip(texts, found, strict=True):
+        parts = []
+        for (at, text), (start, end, skipped) in zip(texts, spans, strict=True):
             if (at, len(text)) == (0, len(turn.text)) or (
                 region.start < at + len(text) and region.end > at
             ):
                 first = min(max(start, start - skipped + region.start - at), end)
-                spans.append((first, min(max(start, start - skipped + region.end - at), end)))
-        if spans:
-            yield Region(spans[0][0], spans[-1][1], region.name)
+                parts.append((first, min(max(start, start - skipped + region.end - at), end)))
+        if parts:
+            yield Region(parts[0][0], parts[-1][1], region.name)
 
 
 class _Rendering:

@@ -58,7 +58,7 @@ def modality_ids(tokenizer: Any) -> Ids:
 
 
 def remembered_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids of image, video and audio tokens; empty if no processor has said which."""
+    """The ids of image, video and audio tokens; empty if they are unknown."""
     known = _known.get(tokenizer)
     return frozenset() if not isinstance(known, Mapping) else frozenset().union(*known.values())
 

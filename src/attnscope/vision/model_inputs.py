@@ -26,9 +26,9 @@ def picture_inputs(
     """
     import torch
 
-    own = processor_inputs(processor, images)
-    inputs = {name: value for name, value in own.items() if name not in _OF_TEXT}
-    shape = own["input_ids"].shape
+    pictures_alone = processor_inputs(processor, images)
+    inputs = {name: value for name, value in pictures_alone.items() if name not in _OF_TEXT}
+    shape = pictures_alone["input_ids"].shape
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.shape[:2] == shape:
             raise ModelError(
@@ -39,9 +39,9 @@ def picture_inputs(
                 value=name,
             )
     types = {
-        name: torch.as_tensor(_token_types(processor, own, name, input_ids))
+        name: torch.as_tensor(_token_types(processor, pictures_alone, name, input_ids))
         for name in _TOKEN_TYPES
-        if name in own
+        if name in pictures_alone
     }
     return {**inputs, **types}
 
@@ -67,17 +67,17 @@ def check_token_types(processor: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def _token_types(
-    processor: Any, own: Mapping[str, Any], name: str, input_ids: NDArray[np.int64]
+    processor: Any, inputs: Mapping[str, Any], name: str, input_ids: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """[B, N]: the modality of every token, or zeros, as the processor itself makes them."""
 
     def modalities(ids: ArrayLike) -> NDArray[np.int64]:
         return np.array(processor.create_mm_token_type_ids(np.asarray(ids).tolist()))
 
-    made = np.asarray(own[name])
-    if not made.any():
+    types = np.asarray(inputs[name])
+    if not types.any():
         return np.zeros_like(input_ids)
-    if np.array_equal(made, modalities(own["input_ids"])):
+    if np.array_equal(types, modalities(inputs["input_ids"])):
         return modalities(input_ids)
     raise ModelError(
         f"{type(processor).__name__} makes {name!r} in a way that attnscope does not know; use "

@@ -63,7 +63,7 @@ def written_out(prompt: Prompt, processor: Any, images: Sequence[Image]) -> tupl
             f"the prompt has {prompt.text.count(token)} places for pictures ({token}), and "
             f"{len(images)} pictures; each picture needs one {IMAGE_MARK}, and a chat template or "
             "condition must keep it",
-            code="image-count",
+            code="image-count" if images else "no-images",
             marks=prompt.text.count(token),
             images=len(images),
         )
@@ -80,7 +80,7 @@ def written_out(prompt: Prompt, processor: Any, images: Sequence[Image]) -> tupl
         (prepared,) = processor.prepare_inputs_layout(images=[list(images)], text=[prompt.text])[1]
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{type(processor).__name__} does not tell what it writes for a picture "
+            f"{type(processor).__name__} does not return what it writes for a picture "
             f"({type(error).__name__}: {error}); use attnscope.watch with its inputs",
             code="unsupported-processor",
             processor=type(processor).__name__,
@@ -138,9 +138,9 @@ def _prepared(prompt: Prompt, prepared: str, token: str, processor: Any) -> Prom
         first = new.rindex(old) if old else len(new)
         shifts += [(at, new[:first]), (at + len(old), new[first + len(old) :])]
         at += len(old) + len(token)
-    for place, added in reversed(shifts):
+    for character, added in reversed(shifts):
         if added:
-            prompt = prompt.inserted(place, added)
+            prompt = prompt.inserted(character, added)
     return prompt
 
 

@@ -15,7 +15,7 @@ from attnscope.experiment import plan as planning
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {% for p in m['content'] %}"
     "{% if p['type'] == 'image' %}MARK{% else %}{{ p['text'] | trim }}{% endif %}"
-    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% endfor %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 
@@ -25,7 +25,9 @@ def picture(seed: int, height: int = 50, width: int = 70) -> Image.Image:
     return Image.fromarray(random.integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
-def model_folder(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, chat: bool = False) -> Any:
+def model_folder(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, chat: bool = False
+) -> Any:
     """A folder with the model of a family; its processor is loaded, or given where transformers
     would need torchvision to load it."""
     family = made_processors.made(name)
