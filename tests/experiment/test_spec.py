@@ -41,7 +41,7 @@ def test_defaults_are_written_out(tmp_path):
         "insert": {"kind": "repeat", "unit": "/", "count": 55, "seed": 0},
         "position": "between",
         "by": "text",
-        **dict.fromkeys(("replace", "system", "chat", "template", "bos", "random")),
+        **dict.fromkeys(("replace", "system", "chat", "template", "bos", "image", "random")),
         **dict.fromkeys(("knockout", "steer", "arm")),
     }
     assert experiment.base == "base"
