@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Json, Model, numbers
+from attnscope.cli.options import Device, Dtype, Json, Model, Quiet, numbers
 from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def evaluate(
     effect: Effect = None,
     layers: Layers = None,
     out: Out = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Measure accuracy or pass@k under conditions, each paired with the baseline by problem.
@@ -116,6 +119,8 @@ def evaluate(
         seed=seed,
         level=level,
         chat=chat,
+        device=device,
+        dtype=dtype,
     )
     if effect is not None:
         _effects(evaluation, effect.split(), layers, out)
@@ -126,7 +131,7 @@ def evaluate(
         out,
         k=k,
         batch=batch,
-        carry_out=lambda plan, folder: carry_out(plan, folder, quiet=as_json),
+        carry_out=lambda plan, folder: carry_out(plan, folder, quiet=quiet or as_json),
     )
     if as_json:
         print_json(scores.to_dicts())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Bos, Json, Model, Quiet, on_disk
+from attnscope.cli.options import Bos, Device, Dtype, Json, Model, Quiet, on_disk
 from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def heads(
     ] = 8,
     seed: Annotated[int, typer.Option(help="Random seed of the prompts.")] = 0,
     bos: Bos = False,
+    device: Device = None,
+    dtype: Dtype = "auto",
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -38,17 +40,16 @@ def heads(
     """
     from tempfile import TemporaryDirectory
 
+    options = {"prompts": prompts, "seed": seed, "bos": bos, "device": device, "dtype": dtype}
     if out is None:
         with TemporaryDirectory(prefix="attnscope-") as folder:
-            scores = _scores(model, Path(folder), prompts, seed, bos=bos, quiet=quiet or json)
+            scores = _scores(model, Path(folder), options, quiet=quiet or json)
     else:
-        scores = _scores(model, on_disk(out), prompts, seed, bos=bos, quiet=quiet or json)
+        scores = _scores(model, on_disk(out), options, quiet=quiet or json)
     _print_types(model, scores, prompts, out, json=json)
 
 
-def _scores(
-    model: str, folder: Path, prompts: int, seed: int, *, bos: bool, quiet: bool
-) -> pl.DataFrame:
+def _scores(model: str, folder: Path, options: dict[str, Any], *, quiet: bool) -> pl.DataFrame:
     """Run the recipes into directories of `folder`."""
     from functools import partial
 
@@ -60,9 +61,11 @@ def _scores(
     from attnscope.recipes.heads import head_experiments, head_scores
 
     no_bars()
-    experiments = head_experiments(model, prompts=prompts, seed=seed, bos=bos)
+    experiments = head_experiments(model, **options)
     plans = {name: make_plan(experiment) for name, experiment in experiments.items()}
-    loaded, _ = load_text_model(model, bos=bos)
+    loaded, _ = load_text_model(
+        model, **{name: options[name] for name in ("device", "dtype", "bos")}
+    )
     executor = partial(local, model=loaded)
     for name, plan in plans.items():
         carry_out(plan, folder / name, quiet=quiet, executor=executor)

@@ -10,6 +10,8 @@ import typer
 from attnscope.cli.options import (
     BeyondPositions,
     Bos,
+    Device,
+    Dtype,
     Json,
     Quiet,
     listed,
@@ -104,6 +106,8 @@ def reproduce(
     bos: Bos = False,
     beyond_positions: BeyondPositions = False,
     real: Real = False,
+    device: Device = None,
+    dtype: Dtype = "auto",
     out: Annotated[Path, typer.Option(help="The directory of the runs.")] = Path("runs"),
     quiet: Quiet = False,
     json: Json = False,
@@ -139,6 +143,8 @@ def reproduce(
         beyond_positions=beyond_positions or None,
         prompts=prompts,
         seed=seed,
+        device=device,
+        dtype=None if dtype == "auto" else dtype,
     )
     if real and models:
         raise InputError(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attnscope.cli.options import Device, Dtype
 from attnscope.errors import InputError, missing_package
 
 
@@ -28,10 +29,8 @@ def serve(
         int, typer.Option(min=0, max=65_535, help="The port; 0 chooses a free one.")
     ] = 8765,
     longest: Annotated[int, typer.Option(min=1, help="The most tokens of a prompt.")] = 32_768,
-    device: Annotated[
-        str | None,
-        typer.Option(help="The device: cpu, cuda or mps. Default: the first GPU, else the CPU."),
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
@@ -46,7 +45,7 @@ def serve(
         raise missing_package("the live page", str(error.name), "web") from error
     from attnscope.web.server import create
 
-    app = create(folder, models=_labelled(model or []), device=device, longest=longest)
+    app = create(folder, models=_labelled(model or []), device=device, dtype=dtype, longest=longest)
     listening = _listening(port)
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
     print(f"attnscope is at {address} (press Ctrl-C to stop)", flush=True)

@@ -25,7 +25,12 @@ BATCH = 32
 def choice_logprobs(plan: Plan, choices: Sequence[Sequence[str]]) -> dict[Cell, list[float]]:
     """The log-probability of every choice of every prompt, in nats."""
     (of_model,) = plan.models
-    model, tokenizer = load(of_model.info.pinned, bos=plan.experiment.bos)
+    model, tokenizer = load(
+        of_model.info.pinned,
+        device=plan.experiment.device,
+        dtype=plan.experiment.dtype,
+        bos=plan.experiment.bos,
+    )
     cells = {(cell.prompt, cell.condition): cell.tokens for cell in of_model.cells()}
     base = plan.experiment.base
     new = [

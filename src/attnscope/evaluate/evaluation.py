@@ -53,6 +53,8 @@ class Evaluation:
     """The rule by which completions of a task from a file are judged."""
     classes: str = "default"
     """The class set of conditions and masses: a name or a YAML file."""
+    device: str | None = None
+    dtype: str = "auto"
 
     @property
     def is_harness(self) -> bool:
@@ -69,6 +71,8 @@ class Evaluation:
             conditions={n: c.model_dump() for n, c in parse_conditions(conditions).items()},
             measures=MEASURES,
             classes=self.classes,
+            device=self.device,
+            dtype=self.dtype,
             **keys,
         )
 
@@ -213,7 +217,7 @@ def measure_effects(
     """Mass and effect of every head for these classes of tokens; writes their figure to `out`."""
     plan = make_plan(evaluation.experiment_of(["baseline"], evaluation.find_task()))
     (of_model,) = plan.models
-    model, _ = load_text_model(evaluation.model)
+    model, _ = load_text_model(evaluation.model, device=evaluation.device, dtype=evaluation.dtype)
     prompts = [cell.tokens for cell in of_model.cells()]
     answers = answers_of(plan.experiment)
     class_set = next(iter(plan.experiment.classes.values()))

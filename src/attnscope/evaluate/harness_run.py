@@ -62,7 +62,9 @@ def evaluate_harness(
             if name in finished:
                 continue
             if lm is None:
-                model, tokenizer = load_text_model(of_model.info.pinned)
+                model, tokenizer = load_text_model(
+                    of_model.info.pinned, device=evaluation.device, dtype=evaluation.dtype
+                )
                 environment["models"] = {of_model.label: describe_model(of_model, model, "auto")}
                 directory.write_json("environment.json", environment)
             options: dict[str, Any] = {"seed": evaluation.seed, "classes": class_set}
@@ -94,7 +96,7 @@ def _plan(evaluation: Evaluation, conditions: Sequence[str]) -> Plan:
     tokenizer = load_tokenizer(info.pinned)
     chat = bool(tokenizer.chat_template) if evaluation.chat is None else evaluation.chat
     experiment = evaluation.experiment(conditions, prompts=prompts, queries=["last"])
-    device = chosen_device(None)
+    device = chosen_device(evaluation.device)
     settled = Settled(chat=chat, batch_tokens=default_tokens(device), digest=None)
     model = ModelPlan(evaluation.model, info, tokenizer, None, None, None, None, ())
     return Plan(experiment, settled, (model,), device, ())

@@ -30,11 +30,24 @@ SCORES = {
 
 
 def head_experiments(
-    model: str, *, prompts: int = 8, seed: int = 0, bos: bool = False, needles: bool = True
+    model: str,
+    *,
+    prompts: int = 8,
+    seed: int = 0,
+    bos: bool = False,
+    device: str | None = None,
+    dtype: str = "auto",
+    needles: bool = True,
 ) -> dict[str, Experiment]:
     """The experiments by recipe, with so many prompts each. `needles=False` leaves out the
     needles, which need the most time, and with them the retrieval score."""
-    options: dict[str, Any] = {"models": {label_of(model): model}, "prompts": prompts, "seed": seed}
+    options: dict[str, Any] = {
+        "models": {label_of(model): model},
+        "prompts": prompts,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+    }
     # Plain text that ends with the first words of the needle: base models continue it too.
     hidden = {"source": "needle", "count": prompts, "seed": seed, "lengths": [120], "stem": True}
     experiments = {

@@ -48,9 +48,14 @@ class Loaded:
 class ModelCache:
     """Models by name. One thread at a time may use it."""
 
-    def __init__(self, models: Mapping[str, str] | None = None, device: str | None = None):
+    def __init__(
+        self,
+        models: Mapping[str, str] | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+    ):
         self._named = dict(models or {})
-        self._device = device
+        self._device, self._dtype = device, dtype
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
         self._known: set[str] = set()
         """The names of all models loaded since the start."""
@@ -141,4 +146,4 @@ class ModelCache:
         from attnscope.loading import load_text_model
 
         gc.collect()
-        return load_text_model(source, device=self._device)
+        return load_text_model(source, device=self._device, dtype=self._dtype)

@@ -62,11 +62,12 @@ def create(
     *,
     models: Mapping[str, str] | None = None,
     device: str | None = None,
+    dtype: str = "auto",
     longest: int = LONGEST,
     capacity: int = 8,
 ) -> Any:
     """Make the application: it shows the runs in `folder` and offers the zoo and `models`."""
-    queue, cache = Queue(capacity), ModelCache(models, device)
+    queue, cache = Queue(capacity), ModelCache(models, device, dtype)
     views, runs = ViewCache(), Runs(folder)
 
     @asynccontextmanager
