@@ -57,6 +57,11 @@ class Evaluation:
     dtype: str = "auto"
 
     @property
+    def placement(self) -> dict[str, Any]:
+        """Where and in which precision the model is loaded."""
+        return {"device": self.device, "dtype": self.dtype}
+
+    @property
     def is_harness(self) -> bool:
         """Whether the task is one of lm-evaluation-harness: `lm-eval:NAME`, or a YAML file."""
         return self.task.startswith(PREFIX) or self.task.endswith((".yaml", ".yml"))
@@ -71,8 +76,7 @@ class Evaluation:
             conditions={n: c.model_dump() for n, c in parse_conditions(conditions).items()},
             measures=MEASURES,
             classes=self.classes,
-            device=self.device,
-            dtype=self.dtype,
+            **self.placement,
             **keys,
         )
 

@@ -62,9 +62,7 @@ def evaluate_harness(
             if name in finished:
                 continue
             if lm is None:
-                model, tokenizer = load_text_model(
-                    of_model.info.pinned, device=evaluation.device, dtype=evaluation.dtype
-                )
+                model, tokenizer = load_text_model(of_model.info.pinned, **evaluation.placement)
                 environment["models"] = {of_model.label: describe_model(of_model, model, "auto")}
                 directory.write_json("environment.json", environment)
             options: dict[str, Any] = {"seed": evaluation.seed, "classes": class_set}
