@@ -37,7 +37,10 @@ def estimate(plan: Plan, *, load_within: float = LOAD_WITHIN) -> list[Estimate]:
     import torch
 
     measure = Measurer(plan, torch.get_num_threads(), load_within)
-    return [_estimate(plan, model, measure) for model in plan.models]
+    try:
+        return [_estimate(plan, model, measure) for model in plan.models]
+    finally:
+        measure.close()
 
 
 def _estimate(plan: Plan, model: ModelPlan, measure: Measurer) -> Estimate:

@@ -15,6 +15,7 @@ from attnscope.experiment.measuring_environment import describe_model
 from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.experiment.results import measure_batch
 from attnscope.experiment.split_retry import NO_MEMORY, one_line, split_and_retry
+from attnscope.experiment.vllm_model import VllmModel, describe_vllm, load_vllm
 
 LOAD_WITHIN = 3600.0
 """Seconds that a model may take to load: a disk or a connection that hangs must not stop a run."""
@@ -35,9 +36,12 @@ def local(
     it is loaded already."""
     with _threads(threads):
         measure = Measurer(plan, threads, load_within, model)
-        for of_model in plan.models:
-            for work in [work for work in pending if work.model is of_model]:
-                yield measure(work)
+        try:
+            for of_model in plan.models:
+                for work in [work for work in pending if work.model is of_model]:
+                    yield measure(work)
+        finally:
+            measure.close()
 
 
 class Measurer:
@@ -73,7 +77,7 @@ class Measurer:
         return Done(work, tuple(parts), failed, self.about)
 
     def _load(self, of_model: ModelPlan) -> None:
-        self.model = self.about = None  # free the memory of the previous model
+        self.close()  # free the memory of the previous model
         self._loaded, self._broken, self._failures = of_model, "", 0
         try:
             self.model, self.about = self._within(
@@ -81,6 +85,12 @@ class Measurer:
             )
         except Exception as error:
             self._broken = f"model {of_model.label!r}: {one_line(error)}"
+
+    def close(self) -> None:
+        """Let go of the model; an engine ends."""
+        if isinstance(self.model, VllmModel):
+            self.model.close()
+        self.model = self.about = None
 
     def _within(self, load: Callable[[], Any], of_model: ModelPlan) -> Any:
         """What `load` gives, if it does so in time. Nothing can end a thread that hangs, so it is
@@ -122,7 +132,9 @@ def _load(plan: Plan, of_model: ModelPlan, model: Any) -> tuple[Any, dict[str, A
     from attnscope.scope.watch import watch
 
     experiment = plan.experiment
-    if model is None:
+    if experiment.engine == "vllm":
+        model = load_vllm(plan, of_model)
+    elif model is None:
         device, dtype = experiment.device, experiment.dtype
         name = of_model.info.pinned
         model, _ = load_text_model(name, device=device, dtype=dtype, bos=experiment.bos)
@@ -133,6 +145,8 @@ def _load(plan: Plan, of_model: ModelPlan, model: Any) -> tuple[Any, dict[str, A
             code="model-changed",
             model=of_model.label,
         )
+    if experiment.engine == "vllm":
+        return model, describe_vllm(of_model, model)
     layers = None if of_model.layers is None else list(of_model.layers)
     with watch(model, layers=layers, backend=experiment.backend) as scope:
         backend = scope.backend  # no pass: only to see that the layers exist, and what measures

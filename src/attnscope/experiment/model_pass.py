@@ -147,8 +147,8 @@ def _forward_pass(
         rows = choices if "rows" in needs else ()
         yield PassResult(
             batch=batch,
-            sums={name: _stored(scopes[name], batch.plan, choices[name]) for name in choices},
-            single={name: _single(scopes[name], batch.plan, choices[name]) for name in rows},
+            sums={name: stored_sums(scopes[name], batch.plan, choices[name]) for name in choices},
+            single={name: single_queries(scopes[name], batch.plan, choices[name]) for name in rows},
             recorded=_recorded(held, needs & _POINTS, tallies, limits or {}, peaks),
             tables=tables,
             base=base,
@@ -186,7 +186,7 @@ def _generation(
         batch = batch.with_completions(completions)
         result = PassResult(batch=batch, sums={}, single={}, recorded={}, tables={}, base=base)
         for name in choices if max(map(len, completions)) > 1 else ():
-            stored = _stored(scopes[name], plan, choices[name])
+            stored = stored_sums(scopes[name], plan, choices[name])
             result.sums[name] = {
                 layer: (heads, unpad_sums(sums, left, batch.real.shape[1]))
                 for layer, (heads, sums) in stored.items()
@@ -194,7 +194,7 @@ def _generation(
             if "rows" in needs:
                 result.single[name] = {
                     layer: unpad_rows(single, left, stored[layer][1].received.shape[-1])
-                    for layer, single in _single(scopes[name], plan, choices[name]).items()
+                    for layer, single in single_queries(scopes[name], plan, choices[name]).items()
                 }
         yield result
 
@@ -326,7 +326,7 @@ def _recorded(
     return recorded
 
 
-def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[int], Sums]]:
+def stored_sums(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[int], Sums]]:
     """By layer: the heads that are stored, and their sums."""
     result = {}
     for layer in scope.layers:
@@ -348,7 +348,7 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
     return result
 
 
-def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, PerQuery]:
+def single_queries(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, PerQuery]:
     """By layer: the attention rows of each query; nan where no token is selected."""
     return {
         layer: replace(scope.single(layer, plan.heads), empty=chosen is None)

@@ -357,6 +357,8 @@ def _plan_model(
             },
         ),
     }
+    if experiment.engine != "transformers":
+        identity["engine"] = experiment.engine
     common = json.dumps(identity, sort_keys=True).encode()
     batches = [
         batch_of(

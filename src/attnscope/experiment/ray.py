@@ -55,6 +55,12 @@ def on_ray(
     def measured(
         plan: Plan, pending: Sequence[Work], *, threads: int
     ) -> Generator[Done, None, None]:
+        if plan.experiment.engine != "transformers":
+            raise InputError(
+                f"engine: {plan.experiment.engine} does not run on Ray; leave out --ray",
+                code="engine-on-ray",
+                engine=plan.experiment.engine,
+            )
         with _cluster(address, None if workers is None else workers * threads) as ray:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             number, needs = shares(nodes, plan.device, workers, threads)

@@ -23,6 +23,7 @@ from attnscope.experiment.cells import Batch, Cell
 from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.model_pass import PassResult, run_pass
 from attnscope.experiment.plan import ModelPlan
+from attnscope.experiment.vllm_pass import run_vllm
 from attnscope.measures.layer import Array, Layer, stack_layers
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
@@ -104,11 +105,12 @@ def measure_batch(
     measures = [measure for measure in MEASURES.values() if measure.name in experiment.measures]
     needs = {need for measure in measures for need in measure.needs}
     base: PassResult | None = None
+    pass_of = run_vllm if experiment.engine == "vllm" else run_pass
     measured = {}
     for condition, cells in batch.cells.items():
         chosen = [one for one in measures if not one.compares_to_base or base is not None]
         of_condition = ConditionBatch(experiment, plan, cells)
-        with run_pass(model, of_condition, needs, base) as passed:
+        with pass_of(model, of_condition, needs, base) as passed:
             measured[condition] = _measure(chosen, passed)
             if experiment.generate is not None:
                 measured[condition].cells = passed.batch.cells

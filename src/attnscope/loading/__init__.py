@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cached",
+    "count_parameters",
     "find",
     "load",
     "load_config",
@@ -164,6 +165,11 @@ def _count_weights(source: Source, unpickle: bool) -> int:
         here = try_to_load_from_cache(source.location, WHOLE, revision=source.commit)
         folder = Path(here).parent if isinstance(here, str) else None
     return 0 if folder is None else count_weights(folder, unpickle)
+
+
+def count_parameters(name: str | Path) -> int:
+    """The number of weights in the files of a model; 0 if they are not on this machine."""
+    return _count_weights(find(name), unpickle=False)
 
 
 def _weights(

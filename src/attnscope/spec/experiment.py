@@ -17,6 +17,7 @@ from attnscope.errors import InputError
 from attnscope.measures.registry import MEASURES
 from attnscope.spec.base import Count, Seed, StrictModel, validate
 from attnscope.spec.conditions import Condition, base_of
+from attnscope.spec.engines import check_vllm
 from attnscope.spec.fields import (
     AllOrSome,
     BatchTokens,
@@ -103,6 +104,8 @@ class Experiment(StrictModel):
     conditions: dict[StrictStr, Condition] = Field(default_factory=lambda: {"base": Condition()})
     base: StrictStr = ""
     """The condition that the others are compared with; found where it is not given."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What runs the models."""
     layers: Layers = "all"
     heads: Heads = "all"
     """The heads to store: for every model, or by the model's label."""
@@ -212,6 +215,8 @@ class Experiment(StrictModel):
                 code="no-variant",
                 measure=pairs[0],
             )
+        if self.engine == "vllm":
+            check_vllm(self)
         if self.generate is not None:
             self._check_generation()
         elif alone := [name for name in self.measures if MEASURES[name].about_generation]:
@@ -317,6 +322,8 @@ class Experiment(StrictModel):
             del keys_of_identity["bin"]
         if not self.interim:
             del keys_of_identity["interim"]
+        if self.engine == "transformers":
+            del keys_of_identity["engine"]
         for condition in keys_of_identity["conditions"].values():
             condition["image"] = _name_in_run(condition["image"])
         prompts = keys_of_identity["prompts"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnscope.errors import AttnscopeError, InputError, ScopeError, describe, unknown
 from attnscope.integrations.vllm import wire
-from attnscope.integrations.vllm.client import EngineClient, RequestLog, SentRequest
+from attnscope.integrations.vllm.client import EngineClient, RequestLog
 from attnscope.integrations.vllm.requests import QUERIES
 from attnscope.integrations.vllm.scopes import build_scope, join_workers
 from attnscope.scope.queries import parse
@@ -69,20 +69,36 @@ class RequestScopes(Mapping[str, Scope]):
                     request=request_id,
                 )
             self._collect()
-            self._scopes[request_id] = self._build(request_id, request)
+            self._scopes[request_id] = self._build(self._sequences(request_id))
         return self._scopes[request_id]
+
+    def joined(self) -> Scope:
+        """One scope of all requests, with a sequence for each completion, in the order in which
+        they were sent. Read it after the block, and before any single scope.
+
+        Raises:
+            ScopeError: A request was not measured.
+        """
+        for request in self._log.requests.values():
+            if request.error is not None:
+                raise request.error
+        return self._build([one for name in self.requests for one in self._sequences(name)])
 
     def __repr__(self) -> str:
         return f"<RequestScopes of {len(self)} requests, {len(self.layers)} layers>"
 
-    def _build(self, request_id: str, request: SentRequest) -> Scope:
+    def _sequences(self, request_id: str) -> list[dict[str, Any]]:
+        """The results of the completions of a request; they are kept no longer."""
+        request = self._log.requests[request_id]
         if any(each not in self._results for each in request.ids):
             raise ScopeError(
                 f"request {request_id!r} did not run inside the with block",
                 code="request-not-measured",
                 request=request_id,
             )
-        sequences = [join_workers(self._results.pop(each)) for each in request.ids]
+        return [join_workers(self._results.pop(each)) for each in request.ids]
+
+    def _build(self, sequences: list[dict[str, Any]]) -> Scope:
         return build_scope(
             sequences,
             queries=self._log.queries,
