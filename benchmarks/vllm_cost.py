@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,10 @@ def main() -> None:
         bench = Bench(llm, given.requests, *SHAPES[shape])
         bench.plain()
         for name, options in WATCHES.items():
-            turns = []
-            bench.watched(**options)
-            for _ in range(given.turns):
-                turns.append((times(bench.plain), times(lambda o=options: bench.watched(**o))))
-            clock, processor = (
-                statistics.median(watched[i] / plain[i] for plain, watched in turns) for i in (0, 1)
-            )
+            watched = partial(bench.watched, **options)
+            watched()
+            turns = [(times(bench.plain), times(watched)) for _ in range(given.turns)]
+            clock, processor = (statistics.median(w[i] / p[i] for p, w in turns) for i in (0, 1))
             rates = [
                 given.requests / statistics.median(turn[i][0] for turn in turns) for i in (0, 1)
             ]

@@ -274,6 +274,19 @@ def run_case(name: str, folder: str) -> dict[str, Any]:
     }
 
 
+def table(file: Path) -> str:
+    """The Markdown table of docs/vllm.md."""
+    names = ("received", "received per query", "entropy", "first token", "class mass")
+    lines = [f"| case | model | requests, tokens | {' | '.join(names)} |", "| --- " * 8 + "|"]
+    for line in file.read_text(encoding="utf-8").splitlines():
+        found = json.loads(line)
+        what = found["what"] + (f" ({found['happened']})" if found["happened"] else "")
+        cells = [what, found["model"], f"{found['requests']}, {found['tokens']:,}"]
+        cells += [f"{found['largest differences'][name]:.1e}" for name in names]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def count_preemptions_of(llm: Any) -> Iterator[int]:
     """Counts preemptions of an engine in this process."""
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
@@ -301,8 +314,12 @@ def main() -> None:
     for name in ("smollm2", "qwen", "gemma3"):
         parser.add_argument(f"--{name}", help="folder of the model")
     parser.add_argument("--out", type=Path, help="write the results as JSON lines")
+    parser.add_argument("--table", type=Path, help="print results as a table, and run nothing")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(arguments.table))
+        return
     if arguments.one:
         name, folder = arguments.one.split("=", 1)
         print("RESULT " + json.dumps(run_case(name, folder)), flush=True)

@@ -25,8 +25,10 @@ CHECKS = [
     ("ALiBi", "batch"),
     ("processes", "batch"),
     ("processes", "stop_strings"),
+    ("processes", "page"),
     ("quantised cache", "quantised_cache"),
     ("speculative decoding", "speculation"),
+    ("experiments", "experiments"),
 ]
 """Engines of `vllm_runs.py` with their checks."""
 

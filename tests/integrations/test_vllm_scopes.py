@@ -183,3 +183,10 @@ def test_queries_that_did_not_run_are_an_error() -> None:
     result = results(engine)["0_a"] | {"missing": [0, 1]}
     with raises(ScopeError, "prefix-cached"):
         scope_of([[result]])
+
+
+@pytest.mark.parametrize("option", ["max_logit", "vision"])
+def test_options_that_an_engine_does_not_have(option: str) -> None:
+    engine = type("LLM", (), {"__module__": "vllm.entrypoints.llm"})()
+    with raises(InputError, f"{option.replace('_', '-')}-in-vllm"):
+        attnscope.watch(engine, **{option: True})

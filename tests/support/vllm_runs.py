@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -23,8 +24,11 @@ import torch
 import attnscope
 import vllm_compare
 from attnscope.errors import AttnscopeError
+from attnscope.experiment.execute import run
+from attnscope.spec.experiment import make_experiment
 from made_models import save_tokenizer
 
+PAGE = Path(__file__).parents[1] / "docs" / "vllm.md"
 BOUND = 1e-4
 """Largest difference of a mean over queries, in float32."""
 SETTINGS: dict[str, Any] = {
@@ -241,6 +245,47 @@ def stop_strings(engine: Engine) -> None:
     engine.compare(scopes, outputs)
 
 
+def page(engine: Engine) -> None:
+    """The first block of docs/vllm.md."""
+    block = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    with patch("vllm.LLM", lambda *args, **kwargs: engine.llm):
+        exec(compile(block, str(PAGE), "exec"), names)
+    scope = names["scope"]
+    tokens = len(names["outputs"][0].prompt_token_ids) + 7
+    assert scope.received(0).shape == (1, 4, tokens)
+    assert scope.count(0).tolist() == [tokens]
+
+
+def experiments(folder: str) -> None:
+    """An experiment with either engine gives the same tables."""
+    keys: dict[str, Any] = {
+        "name": "both",
+        "models": {"tiny": folder},
+        "prompts": {"source": "math", "count": 4, "level": 1},
+        "conditions": {"base": {}, "filler": {"insert": {"count": 5}}},
+        "queries": ["all", "generated", "predicts:generated"],
+        "generate": {"max_new_tokens": 6},
+        "measures": ["mass", "entropy", "lambda", "profile", "step_mass", "query_entropy"],
+        "batch_tokens": 256,
+    }
+    runs = []
+    for kind in ("transformers", "vllm"):
+        done = run(make_experiment(engine=kind, **keys), Path(folder) / "runs" / kind)
+        assert done.complete, done.failed
+        runs.append(attnscope.open_run(done.folder))
+    assert runs[0].cells.drop("cell").equals(runs[1].cells.drop("cell"))
+    for table in ("values", "tokens", "by_query"):
+        one, other = (getattr(each, table).collect() for each in runs)
+        exact = [column for column, kind in one.schema.items() if not kind.is_float()]
+        one, other = (each.sort(exact, nulls_last=True) for each in (one, other))
+        assert one.select(exact).equals(other.select(exact)), table
+        for column in set(one.columns) - set(exact):
+            a, b = (each[column].fill_nan(None) for each in (one, other))
+            assert (a.is_null() == b.is_null()).all(), column
+            assert (a - b).abs().max() is None or (a - b).abs().max() < BOUND, column
+
+
 def quantised_cache(folder: str) -> None:
     """A quantised KV cache is refused."""
     from vllm import LLM
@@ -268,11 +313,15 @@ ENGINES: dict[str, tuple[str, dict[str, Any], list[Callable[..., None]]]] = {
     "windows and soft-cap": ("gemma2", {}, [batch]),
     "windows and sinks": ("gpt_oss", {}, [batch]),
     "ALiBi": ("bloom", {}, [batch]),
-    "processes": ("llama", {"skip_tokenizer_init": False}, [batch, stop_strings]),
+    "processes": ("llama", {"skip_tokenizer_init": False}, [batch, stop_strings, page]),
 }
 """By name: the model, settings of vLLM, and the checks."""
-REFUSED = {"quantised cache": quantised_cache, "speculative decoding": speculation}
-"""Engines that attnscope refuses."""
+ALONE = {
+    "quantised cache": quantised_cache,
+    "speculative decoding": speculation,
+    "experiments": experiments,
+}
+"""Checks that start an engine of their own."""
 
 
 def main() -> None:
@@ -282,17 +331,17 @@ def main() -> None:
     processes = name == "processes"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
     found: dict[str, str] = {}
-    if name in REFUSED:
+    if name in ALONE:
         checks: list[tuple[str, Callable[[], None]]] = [
-            (REFUSED[name].__name__, lambda: REFUSED[name](folder))
+            (ALONE[name].__name__, lambda: ALONE[name](folder))
         ]
     else:
         _, settings, functions = ENGINES[name]
         engine = Engine(folder, **settings)
         checks = [(each.__name__, lambda each=each: each(engine)) for each in functions]
-    for check, run in checks:
+    for check, do in checks:
         try:
-            run()
+            do()
             found[check] = "right"
         except Exception:
             found[check] = traceback.format_exc()

@@ -55,6 +55,27 @@ def read_capture(
         >>> read_capture(capture)[5].entropy(0).shape  # [batch, heads]
         torch.Size([1, 8])
     """
+    q, k, captured, settings = _parts(activations)
+    scopes = {}
+    for layer in captured if layers is None else layers:
+        if layer not in captured:
+            raise unknown("layer", layer, captured)
+        at = captured.index(layer)
+        scopes[layer] = from_tensors(
+            q[at].transpose(0, 1)[None],
+            k[at].transpose(0, 1)[None],
+            queries=queries,
+            classes=classes,
+            backend=backend,
+            **_options(layer, settings[at]),
+        )
+    return scopes
+
+
+def _parts(
+    activations: Mapping[str, Any],
+) -> tuple[Tensor, Tensor, list[int], list[Mapping[str, Any]]]:
+    """Queries, keys, numbers of the layers, and their settings."""
     for key in KEYS:
         if key not in activations:
             raise InputError(
@@ -74,20 +95,7 @@ def read_capture(
             "and tokens",
             code="incomplete-capture",
         )
-    scopes = {}
-    for layer in captured if layers is None else layers:
-        if layer not in captured:
-            raise unknown("layer", layer, captured)
-        at = captured.index(layer)
-        scopes[layer] = from_tensors(
-            q[at].transpose(0, 1)[None],
-            k[at].transpose(0, 1)[None],
-            queries=queries,
-            classes=classes,
-            backend=backend,
-            **_options(layer, settings[at]),
-        )
-    return scopes
+    return q, k, captured, settings
 
 
 def _check(name: str, tensor: Any) -> Tensor:

@@ -95,7 +95,7 @@ def watch(
         8.0
     """
     if _is_vllm(model):
-        _refuse_max_logit(max_logit)
+        _refuse_for_vllm(max_logit=max_logit, vision=vision)
         from attnscope.integrations.vllm.watch import watch_engine
 
         scopes = watch_engine(model, layers, queries, backend, classes=classes, keep=keep)
@@ -134,12 +134,14 @@ def watch(
     )
 
 
-def _refuse_max_logit(max_logit: bool) -> None:
-    if max_logit:
-        raise InputError(
-            "max_logit=True is not supported for a vllm.LLM; measure the Hugging Face model",
-            code="max-logit-in-vllm",
-        )
+def _refuse_for_vllm(**options: bool) -> None:
+    for name, value in options.items():
+        if value:
+            raise InputError(
+                f"{name}=True is not supported for a vllm.LLM; measure the Hugging Face model",
+                code=f"{name.replace('_', '-')}-in-vllm",
+                argument=name,
+            )
 
 
 def _check_options(queries: Queries, *, keep: bool, max_logit: bool) -> None:
