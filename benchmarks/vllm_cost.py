@@ -28,7 +28,6 @@ import torch
 from vllm import LLM, SamplingParams
 
 import attnscope
-import vllm_compare
 
 SHAPES = {"prefill-heavy": (256, 4), "decode-heavy": (32, 64)}
 """Tokens of a prompt, and new tokens."""
@@ -44,8 +43,8 @@ class Bench:
 
     def __init__(self, llm: Any, requests: int, length: int, new: int):
         self.llm = llm
-        drawn = vllm_compare.random_prompts(requests, 2 * length, 40000)
-        texts = [(ids * (length // len(ids) + 1))[:length] for ids in drawn]
+        draw = torch.Generator().manual_seed(0)
+        texts = torch.randint(5, 40000, (requests, length), generator=draw).tolist()
         self.prompts = [{"prompt_token_ids": ids} for ids in texts]
         self.params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
 

@@ -28,7 +28,7 @@ from attnscope.experiment.execute import run
 from attnscope.spec.experiment import make_experiment
 from made_models import save_tokenizer
 
-PAGE = Path(__file__).parents[1] / "docs" / "vllm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 BOUND = 1e-4
 """Largest difference of a mean over queries, in float32."""
 SETTINGS: dict[str, Any] = {
