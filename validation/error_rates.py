@@ -1,7 +1,7 @@
 """Simulated error rates of the statistics: coverage, false positives, power.
 
-    python validation/statistics.py --sets 1000 --out after.json
-    python validation/statistics.py --table before.json after.json
+    python validation/error_rates.py --sets 1000 --out after.json
+    python validation/error_rates.py --table before.json after.json
 
 Run it with `PYTHONPATH` set to another checkout for the rates of that build. It uses whichever of
 the two interfaces that build has. The table goes into the appendix of docs/statistics.md.
