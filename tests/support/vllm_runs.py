@@ -270,7 +270,7 @@ def experiments(folder: str) -> None:
         "batch_tokens": 256,
     }
     runs = []
-    for kind in ("transformers", "vllm"):
+    for kind in ("vllm", "transformers"):  # vLLM does not start after numba was loaded
         done = run(make_experiment(engine=kind, **keys), Path(folder) / "runs" / kind)
         assert done.complete, done.failed
         runs.append(attnscope.open_run(done.folder))

@@ -127,10 +127,10 @@ def describe_vllm(plan: ModelPlan, model: VllmModel) -> dict[str, Any]:
     }
 
 
-def _dtype(asked: str, config: Any, device: str) -> Any:
+def _dtype(chosen: str, config: Any, device: str) -> Any:
     """As `attnscope.load` chooses it; vLLM's own default replaces float32."""
-    if asked != "auto":
-        return asked
+    if chosen != "auto":
+        return chosen
     stored = getattr(config.get_text_config(), "dtype", None)
     return torch.float32 if kind_of(device) == "cpu" or stored is None else stored
 
