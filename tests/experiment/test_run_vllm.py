@@ -19,6 +19,7 @@ from attnscope.experiment.execute import run
 from attnscope.experiment.measuring_environment import describe_model
 from attnscope.experiment.plan import make_plan
 from attnscope.experiment.vllm_model import VllmModel
+from picture_models import picture, write_prompts
 from support_errors import raises
 
 
@@ -154,6 +155,14 @@ def test_what_vllm_cannot_do_is_refused(small, keys):
     small(**keys)
     with raises(InputError, "not-with-vllm"):
         small(engine="vllm", **keys)
+
+
+def test_prompts_with_pictures_are_refused(small, tmp_path):
+    picture(0).save(tmp_path / "a.png")
+    path = write_prompts(tmp_path, [{"image": "a.png", "question": "What is it?"}])
+    prompts = {"source": "file", "path": str(path), "template": "<image>{question}"}
+    with raises(InputError, "not-with-vllm"):
+        make_plan(small(engine="vllm", prompts=prompts))
 
 
 def test_without_vllm_the_error_names_the_package(small, monkeypatch):

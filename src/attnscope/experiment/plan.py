@@ -37,6 +37,7 @@ from attnscope.loading import load_config, load_processor, load_tokenizer, model
 from attnscope.loading.compatibility import check_fit, warn_without_bos
 from attnscope.loading.device import chosen_device
 from attnscope.run.layout import FORMAT
+from attnscope.spec.engines import not_with_vllm
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.generate import GENERATED
 from attnscope.spec.prompt_sources import TokenPrompts
@@ -147,6 +148,8 @@ def _make_plan(experiment: Experiment) -> Plan:
     experiment, samples, content = gathered.experiment, gathered.samples, gathered.content
     if gathered.pictures is not None and content is not None:
         digest = hashlib.sha256(content).hexdigest()
+    if gathered.pictures is not None and experiment.engine == "vllm":
+        raise not_with_vllm("prompts with pictures", "image")
     _check_interim(experiment, len(samples))
     device = chosen_device(experiment.device)
     infos = {label: model_info(name) for label, name in experiment.models.items()}

@@ -19,21 +19,22 @@ def check_vllm(experiment: Experiment) -> None:
     """Raise an error for what vLLM cannot measure or do."""
     for name in experiment.measures:
         if needs := MEASURES[name].needs - VLLM_NEEDS:
-            raise _refused(f"measure {name!r} (it needs {', '.join(sorted(needs))})", name)
+            raise not_with_vllm(f"measure {name!r} (it needs {', '.join(sorted(needs))})", name)
     for name, condition in experiment.conditions.items():
         for intervention in ("knockout", "steer", "arm"):
             if getattr(condition, intervention) is not None:
-                raise _refused(f"condition {name!r} ({intervention})", name)
+                raise not_with_vllm(f"condition {name!r} ({intervention})", name)
     for queries in experiment.queries:
         if parse_queries(queries).sample:
-            raise _refused(f"queries {queries!r}", queries)
+            raise not_with_vllm(f"queries {queries!r}", queries)
     if experiment.generate is not None and experiment.generate.sample:
-        raise _refused("generate.sample: its random numbers differ", "sample")
+        raise not_with_vllm("generate.sample: its random numbers differ", "sample")
     if experiment.backend == "eager-fallback":
-        raise _refused("backend eager-fallback", experiment.backend)
+        raise not_with_vllm("backend eager-fallback", experiment.backend)
 
 
-def _refused(what: str, value: str) -> InputError:
+def not_with_vllm(what: str, value: str) -> InputError:
+    """The error for a part of an experiment that vLLM does not measure or do."""
     return InputError(
         f"engine: vllm does not support {what}; leave it out, or use engine: transformers",
         code="not-with-vllm",
