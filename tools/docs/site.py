@@ -78,8 +78,8 @@ def interface() -> str:
     """The public functions, from their docstrings."""
     from attnscope import _MODULES
 
-    names = [name for name in _MODULES if name != "Scope"]
-    return "# Python\n" + "".join(f"::: {_MODULES[name]}.{name}\n\n" for name in sorted(names))
+    names = sorted((name for name in _MODULES if name != "Scope"), key=str.swapcase)
+    return "# Python\n" + "".join(f"::: {_MODULES[name]}.{name}\n\n" for name in names)
 
 
 def command_line() -> str:
