@@ -51,6 +51,7 @@ def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) ->
         texts=ODD,
         length=24,
         keys=("all", "document:1", "document:2"),
+        picture=True,
     )
     lines = {"stars": "mass[class=star] > mass[class=hash]"}
     return replace(run, claims=make_claims(lines, "test"))

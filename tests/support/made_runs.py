@@ -38,6 +38,7 @@ class MadeRun:
     completions: pl.DataFrame = field(default_factory=COMPLETIONS.to_frame)
     by_query: pl.LazyFrame = field(default_factory=lambda: BY_QUERY.to_frame().lazy())
     path: Path = Path("made-in-memory")
+    image_tokens: Sequence[Mapping[str, Any]] = ()
 
     def verify(self) -> None:
         """What is in memory is not damaged."""
@@ -59,8 +60,10 @@ def made_run(
     texts: Sequence[str] | None = None,
     seed: int = 0,
     keys: Sequence[str] = ("all",),
+    picture: bool = False,
 ) -> MadeRun:
-    """`conditions` maps a name to the number of filler tokens; `base` has none."""
+    """`conditions` maps a name to the number of filler tokens; `base` has none. With `picture`,
+    tokens 1 to 6 are those of a picture."""
     random = np.random.default_rng(seed)
     values: list[dict[str, Any]] = []
     positions: list[pl.DataFrame] = []
@@ -150,6 +153,9 @@ def made_run(
         cells=pl.DataFrame(cells, schema=CELLS),
         experiment=experiment,
         environment=environment,
+        image_tokens=[
+            _picture(row["model"], row["prompt"], row["condition"]) for row in cells if picture
+        ],
         prompts=pl.DataFrame(
             {
                 "prompt": range(prompts),
@@ -159,6 +165,16 @@ def made_run(
             schema_overrides={"prompt": pl.Int32},
         ),
     )
+
+
+def _picture(model: str, prompt: int, condition: str) -> dict[str, Any]:
+    """A picture of 2 × 3 tokens."""
+    return {
+        **{"model": model, "prompt": prompt, "condition": condition, "image": 1},
+        **{"file": "images/none.png", "blank": False, "height": 40, "width": 60},
+        **{"assumed": False, "positions": list(range(1, 7))},
+        "views": [[2, 3, [0.0, 0.0, 1.0, 1.0], False]],
+    }
 
 
 def _by_query(

@@ -56,7 +56,10 @@ def chosen_conditions(request: Request, default: Sequence[str], number_of: int) 
 
 
 def select_profiles(
-    request: Request, conditions: Sequence[str] | None = None, value: str = "average"
+    request: Request,
+    conditions: Sequence[str] | None = None,
+    value: str = "average",
+    all_of: str = "",
 ) -> tuple[Selection, pl.DataFrame]:
     """The chosen rows of `positions` with their tokens, and the heads, in the order of models."""
     columns = {"keys": pl.lit("all"), "classes": None, "item": None, "measure": pl.lit("profile")}
@@ -68,7 +71,7 @@ def select_profiles(
         pl.col(value).cast(pl.Float64).alias("value"),
     )
     choice = replace(request.choice, conditions=conditions or request.choice.conditions, keys=None)
-    selection = select(request.run, choice, ["profile"], table=table)
+    selection = select(request.run, choice, ["profile"], table=table, all_of=all_of)
     of_token = ["model", "prompt", "condition", "position"]
     tokens = request.run.tokens.filter(pl.col("model").is_in(selection.models))
     tokens = tokens.select(*of_token, "role", "class", "aligned_position", token="text")

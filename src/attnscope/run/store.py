@@ -22,6 +22,7 @@ from attnscope.errors import InputError
 from attnscope.paths import is_remote, read_file, to_path
 from attnscope.run.layout import (
     FORMAT,
+    IMAGE_TOKENS,
     LARGEST_METADATA,
     LARGEST_SCORED,
     SCORED,
@@ -99,6 +100,18 @@ class Run:
         fields of its record), a column each.
         """
         return _metadata(self.path / "metadata.jsonl")
+
+    @cached_property
+    def image_tokens(self) -> list[dict[str, Any]]:
+        """By model, prompt and condition: the tokens of each picture, and where they lie in it;
+        empty without pictures."""
+        path = self.path / IMAGE_TOKENS
+        if not path.is_file():
+            return []
+        try:
+            return [json.loads(line) for line in _lines(path)]
+        except (OSError, ValueError) as error:
+            raise _damaged(self.path, f"{IMAGE_TOKENS} cannot be read: {error}") from error
 
     @cached_property
     def completions(self) -> pl.DataFrame:
