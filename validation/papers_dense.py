@@ -24,6 +24,7 @@ import torch
 
 import attnscope
 from attnscope.experiment.execute import run
+from attnscope.measures.registry import COLUMNS
 from attnscope.recipes import RECIPES
 from attnscope.recipes.injection import important_heads
 
@@ -146,6 +147,12 @@ def place_of_largest(axis: int) -> Any:
     )
 
 
+def top_fifth(text: Text) -> Array:
+    """Share of the attention on the fifth of the keys with the largest column sums (2306.14048)."""
+    columns = -np.sort(-text.A.sum(2), axis=-1)
+    return columns[..., : -(-len(text.ids) // 5)].sum(-1) / columns.sum(-1)
+
+
 def on(region: str, rows: str) -> Any:
     """Mass on a region, mean over the queries of another."""
 
@@ -158,7 +165,9 @@ def on(region: str, rows: str) -> Any:
 
 def measured(opened: Any, measure: str, prompt: int, condition: str, **more: str) -> Array:
     """[layers, heads] of a run."""
-    of = opened.values.filter(measure=measure, prompt=prompt, condition=condition, **more)
+    item = {"item": COLUMNS[measure].default} if COLUMNS[measure].items else {}
+    where = {"measure": measure, "prompt": prompt, "condition": condition, **item, **more}
+    of = opened.values.filter(**where)
     of = of.sort("layer", "head").collect()
     return of["value"].to_numpy().reshape(of["layer"].n_unique(), -1)
 
@@ -179,23 +188,24 @@ def texts(opened: Any, model: Any) -> Iterator[tuple[int, str, Text]]:
         yield prompt, condition, Text(its, model)
 
 
-FORMULAS: dict[str, dict[str, Any]] = {
-    "sinks": {"first_token": sink},
-    "induction": {"induction": induction},
-    "lookback": {"lookback_per_token": lookback},
-    "needle": {"retrieval": retrieval},
-    "massive": {
-        "residual_largest": nth_largest(1),
-        "residual_second": nth_largest(2),
-        "residual_third": nth_largest(3),
-        "residual_median": median_size,
-        "massive_entries": massive_entries,
-        "massive_token": place_of_largest(0),
-        "massive_dimension": place_of_largest(1),
-        "first_token": sink,
-    },
+FORMULAS: dict[str, list[tuple[str, dict[str, str], Any]]] = {
+    "sinks": [("first_token", {}, sink)],
+    "induction": [("induction", {}, induction)],
+    "lookback": [("lookback_per_token", {}, lookback)],
+    "needle": [("retrieval", {}, retrieval)],
+    "heavy": [("top_share", {}, top_fifth)],
+    "massive": [
+        ("residual_largest", {}, nth_largest(1)),
+        ("residual_second", {}, nth_largest(2)),
+        ("residual_third", {}, nth_largest(3)),
+        ("residual_median", {}, median_size),
+        ("massive_entries", {}, massive_entries),
+        ("massive_token", {}, place_of_largest(0)),
+        ("massive_dimension", {}, place_of_largest(1)),
+        ("first_token", {}, sink),
+    ],
 }
-"""Of recipes that measure these and no masses: the formula of each."""
+"""Of recipes that measure these and no masses: measure, further columns, and formula."""
 
 
 def deviations(
@@ -212,9 +222,10 @@ def deviations(
 
     for prompt, condition, text in texts(opened, model):
         if recipe in FORMULAS:
-            for measure, formula in FORMULAS[recipe].items():
-                what = recipe if len(FORMULAS[recipe]) == 1 else f"{recipe}: {measure}"
-                compare(what, measured(opened, measure, prompt, condition), formula(text))
+            for measure, more, formula in FORMULAS[recipe]:
+                alone = len(FORMULAS[recipe]) == 1
+                what = recipe if alone else f"{recipe}: {', '.join([measure, *more.values()])}"
+                compare(what, measured(opened, measure, prompt, condition, **more), formula(text))
         elif recipe == "injection":
             literal = focus(text)
             compare("focus score of a head", shares(opened, prompt, condition), literal)

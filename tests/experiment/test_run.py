@@ -42,6 +42,7 @@ def test_rows_are_those_of_eager_attention(small, folder, tmp_path):
             "uniformity",
             *("profile", "effective_tokens", "reshaping"),
             *("previous_token", "induction", "renyi2", "by_distance", "nearby"),
+            "top_share",
         ],
     )
     run(experiment, tmp_path / "run")

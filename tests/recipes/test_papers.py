@@ -112,6 +112,7 @@ CALM = {
     "sinks-random": [_noise("first_token", 0.29, condition="random")],
     "induction": [_noise("induction", 0.29, queries="region:repeat:2")],
     "lookback": [_noise("lookback_per_token", 0.52, queries="predicts:generated")],
+    "heavy": [_noise("top_share", 0.59, item="0.2")],
     "massive": [_noise("residual_largest", 97), _noise("residual_ratio", 970)],
     "needle": [_noise("retrieval", 0.095, keys="answer", queries="predicts:generated")],
     "drift": [
@@ -185,6 +186,7 @@ ZERO = ("needle", "massive: massive_entries")
 test_residual_run.py in tests/experiment have such."""
 SHORT: dict[str, Any] = {
     "needle": NeedlePrompts(count=1, lengths=(12,)),
+    "heavy": DocumentPrompts(count=1, words=4),
     "position": DocumentPrompts(count=1, words=4),
 }
 """Shorter texts, where the recipe's own are long for a tokenizer of single bytes."""

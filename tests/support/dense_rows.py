@@ -169,6 +169,13 @@ SINGLE: dict[str, Any] = {
 }
 
 
+def top_share(A: Array, queries: Array, item: str) -> float:
+    """Share of the columns' sum that the largest columns hold, of those that a query sees."""
+    columns = np.sort(A[queries].sum(0))[::-1]
+    n = (A[queries] > 0).any(0).sum()
+    return float(columns[: -(-round(100 * float(item)) * n // 100)].sum() / columns.sum())
+
+
 def mean(numbers: list[float]) -> float:
     return float(np.mean(numbers)) if numbers else np.nan
 
@@ -227,6 +234,10 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
         return float(np.exp(number({**row, "measure": "entropy"}, A, old, cell, base)))
     if measure == "first_token":
         return float(A[queries, 0].mean())
+    if measure == "top_share":
+        uniform = top_share((A > 0) / (A > 0).sum(1, keepdims=True), queries, row["item"])
+        assert abs(uniform - row["uniform"]) < TOLERANCE
+        return top_share(A, queries, row["item"])
     if measure in SINGLE:
         return SINGLE[measure](A, np.flatnonzero(queries), cell["id"].to_list())
     if measure == "uniformity":

@@ -12,6 +12,7 @@ import polars as pl
 
 from attnscope.measures.activations import HISTOGRAM
 from attnscope.measures.residual import RESIDUAL
+from attnscope.measures.top_share import TOP_SHARE
 from attnscope.recipes import built_in_claims
 from attnscope.run.schemas import BY_QUERY, CELLS, COMPLETIONS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import open_directory
@@ -227,6 +228,12 @@ def _values(
         if measure in measures:
             value = float(random.uniform(0.5, 3) if measure != "first_token" else mass[0])
             made.append(row | {"measure": measure, "value": value})
+    if "top_share" in measures:
+        for item in TOP_SHARE.items:
+            value = float(item) ** float(random.uniform(0.2, 0.4))
+            uniform = float(item) * (1 - np.log(float(item)))
+            of = {"measure": "top_share", "item": item, "value": value, "uniform": uniform}
+            made.append(row | of)
     if filler:
         for measure in ("lambda", "lambda_ratio", "uniformity"):
             if measure in measures:

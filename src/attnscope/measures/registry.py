@@ -6,7 +6,15 @@ from attnscope.measures.measure import ANY, Measure, Range
 
 FILES = (
     *("mass", "flow", "entropy", "effective_tokens", "first_token", "self_mass", "distance"),
-    *("max_logit", "learned_sink_mass", "chosen_keys", "query_means", "slope", "spikes"),
+    *(
+        "max_logit",
+        "learned_sink_mass",
+        "top_share",
+        "chosen_keys",
+        "query_means",
+        "slope",
+        "spikes",
+    ),
     *("reshaping", "uniformity", "values", "affine", "activations"),
     "residual",
     *("completion", "received", "by_query"),

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-def by_head(run: Run, measure: str, **where: Any) -> tuple[Floats, list[int]]:
-    """[prompts, heads] of a measure, and which prompts; a prompt without a value is left out."""
+def by_head(
+    run: Run, measure: str, column: str = "value", **where: Any
+) -> tuple[Floats, list[int]]:
+    """[prompts, heads] of a measure, and which prompts; a prompt without a value is left out.
+    The column `uniform` has the value under uniform attention."""
     rows = _rows(run, measure, **where).sort("layer", "head")
-    wide = rows.pivot(["layer", "head"], index="prompt", values="value").sort("prompt")
+    wide = rows.pivot(["layer", "head"], index="prompt", values=column).sort("prompt")
     table = wide.drop("prompt").to_numpy().astype(np.float64)
     good = ~np.isnan(table).any(axis=1)
     return table[good], [p for p, kept in zip(wide["prompt"], good, strict=True) if kept]
