@@ -31,7 +31,7 @@ from made_runs import MadeRun, made_run, write_run
 DRAWN = len(
     FIGURES.keys()
     - {"lambda-length", "steps", "order", "needle-map", "by-query"}
-    - {"activations", "near-zero", "variance", "class-difference"}
+    - {"activations", "near-zero", "variance", "class-difference", "image-map", "modality-depth"}
 )
 """All figures but those for which the run has no numbers."""
 EVIL = "<script>window.evil = 1</script>"
