@@ -50,13 +50,14 @@ ORDER = [
     "stats",
     "figures",
     "report",
+    "card",
     "web",
     "evaluate",
     "cli",
 ]
 # Measurement code never imports plotting code, and readers of runs never load a model: they share
 # only the Parquet files. `spec` and `run` are used by both sides.
-READERS = ["spec", "run", "recipes", "stats", "figures", "report"]
+READERS = ["spec", "run", "recipes", "stats", "figures", "report", "card"]
 # The only packages that may import these libraries for charts.
 CHART_LIBRARIES = {"altair": ["figures"], "vl_convert": ["figures"]}
 # Packages whose modules import torch; all others import it only inside functions.

@@ -348,7 +348,17 @@ def test_figures_of_tables_have_equal_numbers_in_csv_and_chart() -> None:
     effects = [{"problem": 0, "class": "digit", **at, "mass": 0.1, "effect": -0.2} for at in heads]
     score = {"panel": "filler: count", "series": "-", "value": 0.1, "low": 0.0, "high": 0.2}
     scores = [{**score, "setting": name, "score": 0.5, "n": 8, "q": 0.01} for name in "abc"]
+    means = [{"model": "m", "value": 0.1, "low": 0.0, "high": 0.2, "n": 12, **at} for at in heads]
+    table = pl.DataFrame(means)
+    of_layers = table.select(pl.exclude("head")).unique("layer", maintain_order=True)
+    named = {"card-classes": "class", "card-depth": "measure", "card-generated": "part"}
+    cards = {
+        name: of_layers.with_columns(pl.lit("first_token").alias(column))
+        for name, column in named.items()
+    }
+    cards["card-distance"] = table
     made = [
+        *(draw_table(name, cards[name]) for name in sorted(cards)),
         draw_table("heads", pl.DataFrame(heads).with_columns(kind=pl.lit("sink")), **FOR_HEADS),
         draw_table("mass-effect", pl.DataFrame(effects), of="m"),
         draw_table("sweep", pl.DataFrame(scores), of="m", baseline=0.4),
@@ -358,7 +368,7 @@ def test_figures_of_tables_have_equal_numbers_in_csv_and_chart() -> None:
         embedded = rows_of(figure.spec).select(figure.data.columns).cast(dict(figure.data.schema))
         assert_frame_equal(embedded, figure.data, check_row_order=False)
         assert "n = " in figure.caption
-        assert figure.data.height in (3, 6, 12)
+        assert figure.data.height in (2, 3, 6, 12)
     with raises(InputError, "not-measured"):
         draw(rich_run(), "sweep")
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from attnscope.cli.card import card
 from attnscope.cli.compare import compare
 from attnscope.cli.doctor import doctor
 from attnscope.cli.evaluate import evaluate
@@ -117,6 +118,7 @@ for command in (
     query,
     look,
     heads,
+    card,
     serve,
     evaluate,
     models,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from attnscope.figures.numbers import rounded
 from attnscope.figures.options import Option
 from attnscope.figures.select import Choice, Selection
 from attnscope.figures.shapes.shape import Shape
@@ -164,3 +165,15 @@ class Figure:
     def shape_of(self, numbers: Numbers) -> Shape:
         """The shape for these numbers."""
         return replace(self.shape, **numbers.settings).for_data(numbers.data)
+
+
+def numbers_of_means(table: pl.DataFrame, words: Mapping[str, Any]) -> Numbers:
+    """The numbers of a table that has `value`, `low`, `high` and `n` already: means over texts."""
+    least, most = table["n"].min(), table["n"].max()
+    n = f"n = {most}" if least == most else f"n = {least} to {most}"
+    drawn = "; intervals: 95 %, over texts" if table["low"].null_count() < table.height else ""
+    return Numbers(
+        data=rounded(table),
+        words=words,
+        sentences=[f"{n} texts{drawn}", "Layers and heads are counted from 0"],
+    )
