@@ -144,20 +144,20 @@ def _classes(run: Run) -> Iterator[tuple[str, pl.DataFrame]]:
 def _parts(run: Run) -> dict[str, pl.DataFrame]:
     """Where the attention of generated tokens goes, by part, with heads combined."""
     keys = ["prompt", "layer"]
-    first, own = _rows(run, "first_token"), _rows(run, "self_mass")
+    first, itself = _rows(run, "first_token"), _rows(run, "self_mass")
     every, new = (_rows(run, "mass", keys=keys) for keys in ("all", "generated"))
     values = {
         name: _heads_mean(rows).select(*keys, pl.col("value").alias(name))
-        for name, rows in {"all": every, "new": new, "first": first, "own": own}.items()
+        for name, rows in {"all": every, "new": new, "first": first, "self": itself}.items()
     }
     table = values["all"]
-    for name in ("new", "first", "own"):
+    for name in ("new", "first", "self"):
         table = table.join(values[name], on=keys, how="left")
     parts = {
         "first token": pl.col("first"),
         "rest of the prompt": pl.col("all") - pl.col("new") - pl.col("first"),
-        "earlier generated tokens": pl.col("new") - pl.col("own"),
-        "the token itself": pl.col("own"),
+        "earlier generated tokens": pl.col("new") - pl.col("self"),
+        "the token itself": pl.col("self"),
     }
     return {
         # Differences of float32 sums may be a little below 0.

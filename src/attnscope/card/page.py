@@ -18,15 +18,13 @@ from attnscope.figures.head_types import HEAD_TYPES
 from attnscope.figures.page import templates
 from attnscope.figures.registry import draw_table
 from attnscope.figures.text_format import BUNDLED, count, join
+from attnscope.measures.residual import TIMES
 from attnscope.recipes.sinks import SINK
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
     from attnscope.figures import Drawing
-
-MASSIVE = 1000
-"""How many times the median a massive activation is, about (arXiv 2402.17762)."""
 
 
 @cache
@@ -92,8 +90,9 @@ def _sentences(card: Card) -> list[str]:
     sinks = next(row for row in card["types"] if row["kind"] == "sink")
     by_type = [f"{row['certain']} {row['kind']}" for row in card["types"] if row["kind"] != "sink"]
     return [
-        f"{100 * _value(card, 'mass on the first token'):.0f} % of the attention goes to the first token; "
-        f"{sinks['certain']} of {heads} heads are attention sinks (more than {SINK:g}).",
+        f"{100 * _value(card, 'mass on the first token'):.0f} % of the attention goes to the "
+        f"first token; {sinks['certain']} of {heads} heads are attention sinks (more than "
+        f"{SINK:g}).",
         _massive(card),
         f"Other head types: {join(by_type)}.",
         f"The mean distance from query to key is {_value(card, 'distance (tokens)'):.1f} tokens, "
@@ -107,12 +106,12 @@ def _massive(card: Card) -> str:
     """The layers with massive activations."""
     depth = layers_of([card], "depth", "measure").filter(pl.col("measure") == RATIO)
     value = _value(card, LARGEST)
-    layers = depth.filter(pl.col("value") >= pl.lit(MASSIVE).log10())["layer"]
+    layers = depth.filter(pl.col("value") >= pl.lit(TIMES).log10())["layer"]
     where = (
-        f"it is above {MASSIVE} times the median after {count(len(layers), 'layer')}, first after "
-        f"layer {layers.min()}"
+        f"it is above {TIMES:,.0f} times the median after {count(len(layers), 'layer')}, "
+        f"first after layer {layers[0]}"
         if len(layers)
-        else f"it is below {MASSIVE} times the median after every layer"
+        else f"it is below {TIMES:,.0f} times the median after every layer"
     )
     return f"The largest value of the residual stream is {value:,.0f}; {where}."
 
@@ -140,13 +139,13 @@ def _differences(cards: Sequence[Card], rows: Sequence[dict[str, Any]]) -> list[
     """The significant differences, and how many numbers do not differ."""
     a, b = (card["label"] for card in cards)
     tested = [row for row in rows if row["q"] is not None]
-    found = [row for row in tested if differs(row)]
+    significant = [row for row in tested if differs(row)]
     lines = [
         f"{row['name']}: {b} has {'more' if row['difference'] > 0 else 'less'} than {a} "
         f"({_number(row['cells'][1]['value'], row)} and {_number(row['cells'][0]['value'], row)})."
-        for row in found
+        for row in significant
     ]
-    rest = len(tested) - len(found)
+    rest = len(tested) - len(significant)
     lines.append(f"No significant difference (q < 0.05) in {count(rest, 'further number')}.")
     return [*lines, *_other_types(cards)]
 

@@ -36,13 +36,13 @@ def read_card(name: str) -> Card:
             path=str(path),
         ) from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
-        found = card.get("format") if isinstance(card, dict) else None
+        value = card.get("format") if isinstance(card, dict) else None
         raise InputError(
-            f"{path} has the format {found!r}, not {FORMAT!r}; make the card again with "
+            f"{path} has the format {value!r}, not {FORMAT!r}; make the card again with "
             "`attnscope card MODEL`",
             code="not-a-card",
             path=str(path),
-            value=found,
+            value=value,
         )
     return card
 

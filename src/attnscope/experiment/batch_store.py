@@ -166,7 +166,7 @@ def _repeated(text: str, n: int) -> pl.Series:
 
 @lru_cache(maxsize=16)
 def _words(
-    queries: str, heads: tuple[tuple[int, int | None], ...], columns: tuple[Column, ...]
+    queries: str, heads: tuple[tuple[int | None, int | None], ...], columns: tuple[Column, ...]
 ) -> pl.DataFrame:
     """What the rows of a reading say, apart from whose they are and their numbers."""
     S, C = len(heads), len(columns)

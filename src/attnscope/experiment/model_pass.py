@@ -24,6 +24,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.completion import complete
 from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.intervene import intervene
+from attnscope.experiment.next_token import next_token
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.unpad import pad_left, unpad_rows, unpad_sums
 from attnscope.interception import sites
@@ -128,6 +129,8 @@ def _forward_pass(
     limits = None
     if "activations" in needs:
         limits = thresholds(model, inputs, layers) if base is None else base.limits
+    # Prompts are padded on the right.
+    last = torch.from_numpy(batch.real.sum(1) - 1) if "next_token" in needs else None
     with (
         residual_peaks(model, layers) if "residual" in needs else nullcontext({}) as peaks,
         forward(
@@ -142,14 +145,19 @@ def _forward_pass(
             max_logit="max_logit" in needs,
             activations=bool(needs & _POINTS),
             limits=limits,
-        ) as (scopes, held, tallies),
+            last=last,
+        ) as (scopes, held, tallies, after),
     ):
         rows = choices if "rows" in needs else ()
+        recorded = _recorded(held, needs & _POINTS, tallies, limits or {}, peaks)
+        if after is not None:
+            first = min(scopes[batch.experiment.queries[0]].layers)
+            recorded.setdefault(first, {})["next_token"] = after
         yield PassResult(
             batch=batch,
             sums={name: stored_sums(scopes[name], batch.plan, choices[name]) for name in choices},
             single={name: single_queries(scopes[name], batch.plan, choices[name]) for name in rows},
-            recorded=_recorded(held, needs & _POINTS, tallies, limits or {}, peaks),
+            recorded=recorded,
             tables=tables,
             base=base,
             limits=limits,
@@ -238,11 +246,15 @@ def forward(
     layers: list[int] | None = None,
     activations: bool = False,
     limits: Limits | None = None,
+    last: torch.Tensor | None = None,
     **options: Any,
-) -> Iterator[tuple[dict[str, Scope], Activations | None, dict[int, TokenSums]]]:
+) -> Iterator[
+    tuple[dict[str, Scope], Activations | None, dict[int, TokenSums], torch.Tensor | None]
+]:
     """One scope for each of the choices of queries; the activations, which are held inside the
-    `with` alone; and, where there are limits to count them by, what MLPs made."""
-    base, inputs = _layers_alone(model, inputs)
+    `with` alone; where there are limits to count them by, what MLPs made; and, if `last` is given,
+    the log-probabilities of the token after these positions, int64 [B]."""
+    base, base_inputs = _layers_alone(model, inputs)
     scopes: dict[str, Scope] = {}
     with ExitStack() as undo:
         undo.enter_context(torch.no_grad())
@@ -253,8 +265,12 @@ def forward(
         tallies: dict[int, TokenSums] = {}
         if limits is not None:
             tallies = undo.enter_context(summing_tokens(model, layers, limits))
-        base(**inputs)
-        yield scopes, held, tallies
+        after = None
+        if last is None:
+            base(**base_inputs)
+        else:
+            after = next_token(model, inputs, last.to(model.device))
+        yield scopes, held, tallies, after
 
 
 @torch.no_grad()

@@ -49,8 +49,8 @@ class HeadValues:
     """The numbers of one condition under one choice of queries."""
 
     queries: str
-    heads: list[tuple[int, int | None]]
-    """[S] layer and head; None where a number is of the whole layer."""
+    heads: list[tuple[int | None, int | None]]
+    """[S] layer and head; None where a number is of the whole layer or text."""
     columns: list[Column] = field(default_factory=list)
     numbers: list[tuple[Array, ...]] = field(default_factory=list)
     """Value, uniform, tokens and error, [B, S, C] in parts; nan where there is no number."""
@@ -139,6 +139,11 @@ def _measure(chosen: list[Measure], passed: PassResult) -> Measured:
                 _add(stored, measure, joined, passed)
             elif "sums" in measure.needs:
                 _add(stored, measure, [layer for _, _, layer in layers], passed)
+            elif measure.level == "text":
+                if queries == experiment.queries[0]:
+                    alone = HeadValues("all", [(None, None)])
+                    _add(alone, measure, [layers[0][2]], passed)
+                    readings.append(alone)
             elif queries == experiment.queries[0]:  # every choice of queries makes the same
                 heads = _heads_of_layers(measure, layers)
                 alone = HeadValues("all", heads)
@@ -149,7 +154,7 @@ def _measure(chosen: list[Measure], passed: PassResult) -> Measured:
     return Measured(readings, profiles, series)
 
 
-def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | None]]:
+def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int | None, int | None]]:
     """Layers and heads of a measure that has others than the stored query heads."""
     if measure.level == "layer":
         return [(layer, None) for layer, _, _ in layers]

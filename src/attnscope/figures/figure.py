@@ -169,7 +169,8 @@ class Figure:
 
 def numbers_of_means(table: pl.DataFrame, words: Mapping[str, Any]) -> Numbers:
     """The numbers of a table that has `value`, `low`, `high` and `n` already: means over texts."""
-    least, most = table["n"].min(), table["n"].max()
+    counts = sorted(table["n"].unique().to_list())
+    least, most = counts[0], counts[-1]
     n = f"n = {most}" if least == most else f"n = {least} to {most}"
     drawn = "; intervals: 95 %, over texts" if table["low"].null_count() < table.height else ""
     return Numbers(

@@ -203,7 +203,8 @@ class Layer:
     recorded: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors of the layer by the name in `Measure.needs`: values [B, G, K, size], heads and
     outputs [B, K, size], activations [B, K, sums of each token] and with them histogram [B, bins
-    and the Gini coefficient], residual [B, fields of `residual.py`]."""
+    and the Gini coefficient], residual [B, fields of `residual.py`],
+    next_token [B, vocabulary]: log-probabilities, in the first layer alone."""
     keys: Mask = field(default_factory=lambda: np.ones((1, 1), dtype=bool))
     """[B, K]: the keys that count; default: all."""
     shares: Tensor | None = None

@@ -7,9 +7,18 @@ from typing import Any, Literal
 
 from attnscope.measures.layer import Array, Layer, Tensor
 
-Level = Literal["head", "key/value head", "layer", "token", "query"]
+Level = Literal["head", "key/value head", "layer", "text", "token", "query"]
 Need = Literal[
-    "sums", "flow", "max_logit", "rows", "values", "heads", "outputs", "activations", "residual"
+    "sums",
+    "flow",
+    "max_logit",
+    "rows",
+    "values",
+    "heads",
+    "outputs",
+    "activations",
+    "residual",
+    "next_token",
 ]
 Range = tuple[float, float]
 """The smallest and the largest possible value."""
@@ -43,7 +52,8 @@ class Measure:
     description: str
     """The definition in one line."""
     level: Level
-    """What one number is for; `token` and `query` give one number for each of each head."""
+    """What one number is for; `text` gives one without layer and head, `token` and `query` give one
+    for each of each head."""
     function: Callable[[Layer], Numbers | Tensor]
     needs: frozenset[Need] = frozenset({"sums"})
     """What a forward pass must keep. Without `sums`, `flow` or `rows` the choice of queries has no

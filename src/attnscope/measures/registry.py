@@ -17,6 +17,7 @@ FILES = (
     ),
     *("reshaping", "uniformity", "values", "affine", "activations"),
     "residual",
+    "next_token",
     *("completion", "received", "by_query"),
 )
 """The files that declare measures, in the order of the documentation."""

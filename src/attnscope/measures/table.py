@@ -65,6 +65,8 @@ def _table(measures: list[Measure]) -> list[str]:
 
 def _one_for(measure: Measure) -> str:
     each = [f"each {measure.level}"]
+    if measure.level == "text":
+        each = ["each text"]
     if measure.level == "token":
         each = ["each token of each head of `profiles`, in the table `positions`"]
     if measure.level == "query":

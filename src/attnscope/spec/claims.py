@@ -256,6 +256,10 @@ def parse_line(text: str, source: str = "claim") -> Line:
     line = Line(reader.text, left, scope=scope, cluster=units[1] if units else None, **parts)
     if scope != Scope() and any(q.layer is not None for q in line.quantities):
         reader.fail("no 'in …' after layer=", start)
+    if (scope != Scope() or any(q.layer is not None for q in line.quantities)) and any(
+        COLUMNS[q.measure].level == "text" for q in line.quantities
+    ):
+        reader.fail("no layer and no 'in …' (the measure has one value per text)", start)
     if scope.kind == "heads" and any(COLUMNS[q.measure].level == "layer" for q in line.quantities):
         reader.fail("layers (the measure has one value per layer, not per head)", start)
     return line

@@ -37,7 +37,7 @@ from attnscope.spec.queries import parse_queries
 
 RENAMED = {"cut": "truncate"}
 """Keys that had another name, and today's."""
-OF_ONE_PASS = {"flow", "values", "heads", "outputs", "activations", "residual"}
+OF_ONE_PASS = {"flow", "values", "heads", "outputs", "activations", "residual", "next_token"}
 """Needs of measures that generation does not provide."""
 _OF_RUN = re.compile(r"images/[0-9a-f]{64}\.[a-z]+$")
 """The name of a picture in a run."""

@@ -3,7 +3,6 @@
 from attnscope.figures.figure import Figure, numbers_of_means
 from attnscope.figures.shapes.lines import Lines
 
-
 FIGURE = Figure(
     name="card-depth",
     shows="attention sink, massive activations, entropy and distance over layers",

@@ -3,7 +3,6 @@
 from attnscope.figures.figure import Figure, numbers_of_means
 from attnscope.figures.shapes.matrix import Matrix
 
-
 FIGURE = Figure(
     name="card-distance",
     shows="layers × heads: distance from query to key",

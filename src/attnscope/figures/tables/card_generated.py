@@ -3,7 +3,6 @@
 from attnscope.figures.figure import Figure, numbers_of_means
 from attnscope.figures.shapes.lines import Lines
 
-
 FIGURE = Figure(
     name="card-generated",
     shows="attention of generated tokens to the prompt and to the completion, over layers",
