@@ -32,9 +32,12 @@ def digest_of_texts() -> str:
     return hashlib.sha256(json.dumps(texts(), sort_keys=True).encode()).hexdigest()
 
 
-def card_experiments(model: str, *, bos: bool = False) -> dict[str, Experiment]:
+def card_experiments(
+    model: str, *, bos: bool = False, device: str | None = None, dtype: str = "auto"
+) -> dict[str, Experiment]:
     """The experiments by name: `text`, `completion`, and those of `head_experiments`."""
-    common: dict[str, Any] = {"models": {label_of(model): model}, "chat": False, "bos": bos}
+    where: dict[str, Any] = {"bos": bos, "device": device, "dtype": dtype}
+    common: dict[str, Any] = {"models": {label_of(model): model}, "chat": False, **where}
     return {
         "text": make_experiment(
             name="card-text",
@@ -56,7 +59,7 @@ def card_experiments(model: str, *, bos: bool = False) -> dict[str, Experiment]:
             measures=["mass", "first_token", "self_mass"],
             **common,
         ),
-        **head_experiments(model, prompts=HEAD_PROMPTS, bos=bos),
+        **head_experiments(model, prompts=HEAD_PROMPTS, **where),
     }
 
 

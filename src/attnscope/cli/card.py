@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Bos, Json, Quiet, on_disk
+from attnscope.cli.options import Bos, Device, Dtype, Json, Quiet, on_disk
 from attnscope.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def card(
         Path, typer.Option(help="The directory of cards. Each model has a folder in it.")
     ] = Path("cards"),
     bos: Bos = False,
+    device: Device = None,
+    dtype: Dtype = "auto",
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -47,12 +49,13 @@ def card(
     from attnscope.figures.export import write
 
     folder = on_disk(out)
+    options = {"bos": bos, "device": device, "dtype": dtype}
     cards: list[Card] = []
     for name in [model] if other is None else [model, other]:
         if is_card(name):
             cards.append(read_card(name))
             continue
-        one = _measure(name, folder, bos=bos, quiet=quiet or json)
+        one = _measure(name, folder, options, quiet=quiet or json)
         path = folder / one["label"]
         write_card(one, path / CARD)
         write(path / "card.html", card_page([one]).encode())
@@ -73,7 +76,7 @@ def card(
         print_json(cards)
 
 
-def _measure(name: str, folder: Path, *, bos: bool, quiet: bool) -> Card:
+def _measure(name: str, folder: Path, options: dict[str, Any], *, quiet: bool) -> Card:
     """Run the experiments of a card into its folder; finished ones are read again."""
     from functools import partial
 
@@ -87,8 +90,8 @@ def _measure(name: str, folder: Path, *, bos: bool, quiet: bool) -> Card:
     from attnscope.recipes.recipe_models import label_of
 
     no_bars()
-    plans = {key: make_plan(one) for key, one in card_experiments(name, bos=bos).items()}
-    loaded, _ = load_text_model(name, bos=bos)
+    plans = {key: make_plan(one) for key, one in card_experiments(name, **options).items()}
+    loaded, _ = load_text_model(name, **options)
     executor = partial(local, model=loaded)
     runs: dict[str, Run] = {}
     for key, plan in plans.items():
