@@ -7,7 +7,8 @@ First checks the kernels against the float64 reference on the same inputs, gener
 same reference under three kinds of cache, and that a watched pass never waits for the device.
 Then times plain and watched in one process, turn by turn, and prints the median of the turns'
 ratios. A watched run reads `received` of every layer. "rows" is a watch that keeps queries and
-keys, and then the masses of 8 classes of every query, in bins of 64.
+keys, and then the masses of 8 classes of every query, in bins of 64. "pictures" begins each prompt
+with 4 pictures of 576 tokens in the shape of LLaVA 1.5 7B.
 With `--before`, the build whose `src` is that folder runs in a second process, in the same turns,
 and only "plain" and "all" are timed.
 Weights are random: the work is the same as with trained ones.
@@ -36,8 +37,9 @@ CASES = (
     "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
     "7b:generate:16x512+64,7b:1x32768,7b:rows:1x32768,7b:1x131072,"
     "135m:1x128,135m:1x1024,135m:64x128,135m:generate:1x512+64,135m:generate:16x512+64,"
-    "135m:compiled:1x1024"
+    "135m:compiled:1x1024,llava:pictures:1x128"
 )
+PICTURES = 4  # of a case with pictures, each of 576 tokens
 EAGER_LIMIT = 4096  # tokens; beyond it eager attention is left out
 
 SHAPES: dict[str, Callable[[], Any]] = {
@@ -67,6 +69,29 @@ SHAPES: dict[str, Callable[[], Any]] = {
             max_position_embeddings=8192,
             tie_word_embeddings=True,
             eos_token_id=None,
+        )
+    ),
+    "llava": lambda: hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(
+            text_config=hf.LlamaConfig(
+                vocab_size=32064,
+                hidden_size=4096,
+                intermediate_size=11008,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                max_position_embeddings=4096,
+                eos_token_id=None,
+            ),
+            vision_config=hf.CLIPVisionConfig(
+                hidden_size=1024,
+                intermediate_size=4096,
+                num_hidden_layers=24,
+                num_attention_heads=16,
+                image_size=336,
+                patch_size=14,
+                projection_dim=768,
+            ),
+            image_token_index=32000,
         )
     ),
     "window": lambda: hf.MistralForCausalLM(
@@ -330,6 +355,16 @@ def check_rows() -> list[str]:
     return lines
 
 
+def with_pictures(model: Any, ids: torch.Tensor, pictures: int) -> dict[str, torch.Tensor]:
+    """The inputs of prompts that begin with pictures of random pixels."""
+    tower, (batch, _) = model.config.vision_config, ids.shape
+    places = pictures * (tower.image_size // tower.patch_size) ** 2
+    images = torch.full((batch, places), model.config.image_token_id, device=ids.device)
+    shape = (batch * pictures, 3, tower.image_size, tower.image_size)
+    pixels = torch.randn(shape, device=ids.device, dtype=model.dtype)
+    return {"input_ids": torch.cat([images, ids], 1), "pixel_values": pixels}
+
+
 def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
     """What is timed against what, the plain run first."""
     size, _, new = case[-1].partition("+")
@@ -338,11 +373,13 @@ def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
     kept: list[attnscope.Scope] = []
     called = torch.compile(model) if "compiled" in case else model
 
+    prompt = with_pictures(model, ids, PICTURES) if "pictures" in case else {"input_ids": ids}
+
     def plain(by: Any = called) -> None:
         if new:
             generate(model, ids, int(new))
         else:
-            by(ids, logits_to_keep=1, use_cache=False)
+            by(**prompt, logits_to_keep=1, use_cache=False)
 
     def watched(queries: str) -> Callable[[], None]:
         def run() -> None:
@@ -365,7 +402,7 @@ def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
         return runs | {"generated": watched("generated")}
     if tokens >= 16384:
         runs["sample:4096"] = watched("sample:4096")
-    if batch == 1 and tokens <= EAGER_LIMIT:
+    if batch == 1 and tokens <= EAGER_LIMIT and "pictures" not in case:
 
         def eager() -> None:
             model.set_attn_implementation("eager")

@@ -49,6 +49,8 @@ def _joined(things: Any) -> str:
 
 def _prompts(experiment: Experiment) -> str:
     hidden = {"source", "count", "records"}
+    if getattr(experiment.prompts, "image", None) == "image":
+        hidden.add("image")  # the default
     options = experiment.prompts.model_dump(exclude=hidden, exclude_none=True)
     settings = ", ".join(f"{key} {value}" for key, value in options.items() if value != {})
     records = getattr(experiment.prompts, "records", ())

@@ -39,7 +39,7 @@ FIGURE = Figure(
     what="Each line is one part of the prompt: its share of a query's attention, mean over queries",
     quantity="mass",
     needs="an experiment with `mass` among its measures and several regions among its keys, or the "
-    "class set `modality`, has the numbers, such as the recipe image-tokens",
+    "class set `modality`, has the numbers",
     height=260,
     options=COMBINE,
 )
