@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from attnscope.card.numbers import Card
+from attnscope.card.numbers import OTHERS, Card
 from attnscope.figures.numbers import LEVEL
 from attnscope.stats.families import false_discovery
 from attnscope.stats.means import paired
@@ -44,7 +44,7 @@ def _add_differences(table: list[Row]) -> None:
     for row in table:
         a, b = row["cells"]
         row |= dict.fromkeys(("difference", "low", "high", "p", "q"))
-        if a is None or b is None:
+        if a is None or b is None or row["name"] == OTHERS:
             p.append(np.nan)
             continue
         first, second = (np.array(one["values"], dtype=float)[:, None] for one in (a, b))

@@ -212,7 +212,8 @@ def _of_texts(run: Run) -> Iterator[dict[str, Any]]:
     for name, rows in _classes(run):
         if name != "first token":
             uniform = rows["uniform"].mean() if "uniform" in rows.columns else None
-            yield _number(CLASSES, name, rows, SHARE) | {"uniform": uniform}
+            one = _number(CLASSES, name, rows, SHARE) | {"uniform": uniform}
+            yield one | ({"low": None, "high": None} if name == OTHERS else {})
 
 
 def _generated_numbers(run: Run) -> Iterator[dict[str, Any]]:

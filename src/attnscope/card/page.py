@@ -13,7 +13,7 @@ import polars as pl
 
 from attnscope.card.compare import differs, distances_of, heads_of, layers_of, numbers_table
 from attnscope.card.experiments import texts
-from attnscope.card.numbers import CLASSES, GENERATED, LARGEST, RATIO, Card
+from attnscope.card.numbers import CLASSES, GENERATED, LARGEST, OTHERS, RATIO, Card
 from attnscope.figures.head_types import HEAD_TYPES
 from attnscope.figures.page import templates
 from attnscope.figures.registry import draw_table
@@ -119,6 +119,7 @@ def _massive(card: Card) -> str:
 def _classes(card: Card) -> str:
     """The token classes with the most and the least attention, compared with uniform attention."""
     known = [one for one in card["numbers"] if one["group"] == CLASSES and one.get("uniform")]
+    known = [one for one in known if one["name"] != OTHERS]
     ranked = sorted(known, key=lambda one: one["value"] / one["uniform"])
     (most, more), (least, less) = (
         (one["name"], one["value"] / one["uniform"]) for one in (ranked[-1], ranked[0])
