@@ -18,6 +18,8 @@ import made_processors
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
+from attnscope.experiment.shard import Shard
+from attnscope.run.merge import merge
 from attnscope.spec.experiment import Experiment, make_experiment
 from attnscope.spec.experiment_yaml import read_experiment
 from attnscope.vision import image_token_id
@@ -208,6 +210,16 @@ def test_pictures_are_kept_once_and_the_run_needs_no_other_file(
     assert run(again, tmp_path / "copy").complete
     assert bytes_of(tmp_path / "run") == before
     assert bytes_of(tmp_path / "copy") == before
+
+
+def test_shards_with_pictures_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_folder(tmp_path / "model", "llava", monkeypatch)
+    experiment = experiment_of(tmp_path, two_prompts(tmp_path), batch_tokens=1)
+    assert run(experiment, tmp_path / "whole").complete
+    for number in (1, 2):
+        run(experiment, tmp_path / f"part{number}", shard=Shard(number, 2))
+    merge([tmp_path / "part1", tmp_path / "part2"], tmp_path / "joined")
+    assert bytes_of(tmp_path / "joined") == bytes_of(tmp_path / "whole")
 
 
 def test_a_changed_picture_is_another_experiment(

@@ -92,7 +92,7 @@ def run_plan(
         _refuse_other_batches(directory, set(ids))
         directory.write_lines("metadata.jsonl", plan.metadata)
         if plan.pictures is not None:
-            for name, file in plan.pictures.files.items():
+            for name, file in sorted(plan.pictures.files.items()):
                 directory.keep_picture(name, file.content)
             directory.keep_image_tokens(plan.image_tokens)
         directory.write_plan(ids)

@@ -130,10 +130,10 @@ def _copy_pictures(folder: Path, directory: Directory) -> None:
     """The pictures of the prompts, and the places of their tokens, if there are any."""
     if not (folder / IMAGE_TOKENS).is_file():
         return
-    rows = read_file(folder / IMAGE_TOKENS, LARGEST_METADATA).decode("utf-8").splitlines()
-    directory.keep_image_tokens([json.loads(row) for row in rows])
     for path in sorted((folder / "images").iterdir()):
         directory.keep_picture(f"images/{path.name}", partial(read_file, path, LARGEST))
+    rows = read_file(folder / IMAGE_TOKENS, LARGEST_METADATA).decode("utf-8").splitlines()
+    directory.keep_image_tokens([json.loads(row) for row in rows])
 
 
 def _has_environment(directory: Directory) -> bool:
