@@ -153,6 +153,18 @@ def top_fifth(text: Text) -> Array:
     return columns[..., : -(-len(text.ids) // 5)].sum(-1) / columns.sum(-1)
 
 
+def beyond(first_query: str) -> Any:
+    """Mean over queries of the weight on neither the first 4 tokens nor the last 64: of all
+    queries, or of those that predict generated tokens."""
+
+    def rest(text: Text) -> Array:
+        i, j = np.indices(text.A.shape[2:])
+        of_queries = (text.A * ((j >= 4) & (i - j >= 64))).sum(-1)
+        return of_queries[..., 0 if first_query == "all" else text.prompt - 1 :].mean(-1)
+
+    return rest
+
+
 def on(region: str, rows: str) -> Any:
     """Mass on a region, mean over the queries of another."""
 
@@ -194,6 +206,10 @@ FORMULAS: dict[str, list[tuple[str, dict[str, str], Any]]] = {
     "lookback": [("lookback_per_token", {}, lookback)],
     "needle": [("retrieval", {}, retrieval)],
     "heavy": [("top_share", {}, top_fifth)],
+    "streaming": [
+        *(("on_rest", {"queries": q}, beyond(q)) for q in ("all", "predicts:generated")),
+        ("retrieval", {"queries": "predicts:generated"}, retrieval),
+    ],
     "massive": [
         ("residual_largest", {}, nth_largest(1)),
         ("residual_second", {}, nth_largest(2)),

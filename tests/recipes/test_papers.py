@@ -113,6 +113,7 @@ CALM = {
     "induction": [_noise("induction", 0.29, queries="region:repeat:2")],
     "lookback": [_noise("lookback_per_token", 0.52, queries="predicts:generated")],
     "heavy": [_noise("top_share", 0.59, item="0.2")],
+    "streaming": [_noise("on_rest", 0.49)],
     "massive": [_noise("residual_largest", 97), _noise("residual_ratio", 970)],
     "needle": [_noise("retrieval", 0.095, keys="answer", queries="predicts:generated")],
     "drift": [
@@ -181,11 +182,12 @@ def test_a_sink_is_counted_prompt_by_prompt() -> None:
     assert shares(np.array([0.2, 0.0]), np.array([0.6, 0.0])).tolist() == [0.25, 0.0]
 
 
-ZERO = ("needle", "massive: massive_entries")
+ZERO = ("needle", "streaming: retrieval, predicts:generated", "massive: massive_entries")
 """Random weights copy no needle and have no massive entry; test_generated.py and
 test_residual_run.py in tests/experiment have such."""
 SHORT: dict[str, Any] = {
     "needle": NeedlePrompts(count=1, lengths=(12,)),
+    "streaming": NeedlePrompts(count=1, lengths=(12,)),
     "heavy": DocumentPrompts(count=1, words=4),
     "position": DocumentPrompts(count=1, words=4),
 }

@@ -12,6 +12,7 @@ NAMES = {
     "retrieval": "retrieval score",
     "previous_token": "previous-token score",
     "lambda": "λ",
+    "on_rest": "attention beyond first and recent tokens",
 }
 """Measures whose column is not their name."""
 NORMALISED = {
