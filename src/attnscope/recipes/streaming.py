@@ -67,10 +67,10 @@ def _statistics(run: Run) -> Iterator[Statistic]:
             yield Statistic(what, table, _share_below(STREAMING))
             what = f"{model}: share of heads with more than {FULL} on the rest {when}"
             yield Statistic(what, table, share_above(FULL), "kept in full: 25 % (MHA), 50 % (GQA)")
-        score, found = by_head(run, "retrieval", model=model, queries=ANSWER)
-        both = [prompt for prompt in prompts if prompt in set(found)]
+        score, scored = by_head(run, "retrieval", model=model, queries=ANSWER)
+        both = [prompt for prompt in prompts if prompt in set(scored)]
         rows = [table[prompts.index(prompt)] for prompt in both]
-        scores = [score[found.index(prompt)] for prompt in both]
+        scores = [score[scored.index(prompt)] for prompt in both]
         what = (
             f"{model}: attention to the rest while it answers, retrieval heads (score above "
             f"{RETRIEVAL}) minus others"
