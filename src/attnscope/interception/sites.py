@@ -1,8 +1,7 @@
 """Finds the attention modules of a model, and assigns each to a stack and a layer."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from attnscope.interception.module_code import (
     method_names,
     structure,
 )
+from attnscope.interception.split_heads import SplitHeads, refused, split_heads
 from attnscope.interception.stacks import (
     innermost_model,
     stack_name,
@@ -73,6 +73,8 @@ class Sites:
     """The lists of attention layers that are not measured: vision and audio towers."""
     structure: int
     """A hash of the model's modules, their classes and their `forward`."""
+    split: SplitHeads | None = None
+    """The processes that share the heads; None if this one has all."""
 
     @property
     def base_model(self) -> nn.Module:
@@ -96,40 +98,17 @@ def has_attention(model: nn.Module) -> bool:
     return any(_is_attention(module) for module in model.modules())
 
 
-def find(model: nn.Module) -> Sites:
+def find(model: nn.Module, *, split: bool = False) -> Sites:
     """The attention modules of a model; an error if it has none, or too many stacks.
 
-    The model may be in a wrapper of PEFT, `torch.compile` or data parallelism.
+    The model may be in a wrapper of PEFT, `torch.compile` or data parallelism. `split` says whether
+    the caller supports heads that tensor parallelism splits over processes.
     """
     sites = _search(unwrapped(model))
-    _refuse_parallel_heads(sites)
-    return sites
-
-
-def _refuse_parallel_heads(sites: Sites) -> None:
-    """Raise an error if tensor parallelism splits the heads of a layer over processes."""
-    ranks = getattr(sites.model, "_tp_size", None) or 1
-    weights: Iterable[Any] = (weight for module in sites.modules for weight in module.parameters())
-    for weight in (weight for weight in weights if hasattr(weight, "device_mesh")):
-        mesh: Any = weight.device_mesh
-        names = mesh.mesh_dim_names or ("",)
-        for name, placement in zip(names, weight.placements, strict=False):
-            if placement.is_shard() and "dp" not in name and (name or not _fully_sharded(sites)):
-                ranks = max(ranks, mesh.size(names.index(name)))
-    if ranks > 1:
-        raise ModelError(
-            f"tensor parallelism splits the heads of {type(sites.model).__name__} over {ranks} "
-            "processes, and attnscope needs all heads in one process; load the model in one "
-            "process, or with device_map='auto'",
-            code="tensor-parallel",
-            ranks=ranks,
-        )
-
-
-def _fully_sharded(sites: Sites) -> bool:
-    """Whether FSDP gathers the weights before use, so that each process has all heads."""
-    classes = {cls for module in sites.model.modules() for cls in type(module).__mro__}
-    return any(cls.__name__ == "FSDPModule" for cls in classes)
+    heads = split_heads(sites.model, sites.modules)
+    if heads is not None and not split:
+        raise refused(sites.model, heads.size)
+    return sites if heads is None else replace(sites, split=heads)
 
 
 def device_of(sites: Sites) -> torch.device:

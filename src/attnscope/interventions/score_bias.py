@@ -24,6 +24,7 @@ from attnscope.interception.geometry import Geometry
 from attnscope.interception.hooks import Hook
 from attnscope.interception.intercept import register
 from attnscope.interception.sites import Site
+from attnscope.interception.split_heads import SplitHeads, total_heads
 from attnscope.interventions.key_choice import KeyChoice
 from attnscope.kernels import AttentionCall, VisibleRanges
 from attnscope.kernels.call import ScoreBias
@@ -44,7 +45,7 @@ def bias_scores(
     part: str | None,
 ) -> Iterator[None]:
     """Add `bias` to these scores, inside a `with` block."""
-    model_sites = sites.find(model)
+    model_sites = sites.find(model, split=True)
     parsed = parse(queries, 0)
     if parsed.name == "sample":
         raise InputError(
@@ -63,7 +64,10 @@ def bias_scores(
         bias=bias,
         bases=model_sites.base_models,
         stack=stack,
+        split=model_sites.split,
     )
+    if model_sites.split is not None:
+        model_sites.split.agree("knockout or steer", change.options())
     with (
         tracking_generate([change.generation]),
         register(model_sites, change, rewritten=chosen),
@@ -122,6 +126,7 @@ class ScoreBiasHook(Hook):
         bias: float,
         bases: dict[str, nn.Module],
         stack: str,
+        split: SplitHeads | None = None,
     ):
         self.queries = queries
         self.choice = keys
@@ -137,7 +142,22 @@ class ScoreBiasHook(Hook):
         """By stack: the inputs of its last forward pass."""
         self.stack = stack
         """The stack that the queries belong to."""
+        self.split = split
+        """The processes that share the heads; None if this one has all."""
         self.generation = GenerationTracker(bases[stack], self.cache.clear)
+
+    def options(self) -> dict[str, Any]:
+        """What all processes that share the heads must have in common."""
+        return {
+            "keys": self.choice.mask,
+            "positions": self.choice.positions,
+            "text": self.choice.words,
+            "queries": str(self.queries),
+            "query mask": self.queries.mask,
+            "layers": sorted(self.sites),
+            "heads": self.heads,
+            "factor": self.bias,
+        }
 
     def rewrite_call(self, site: Site, call: AttentionCall, frame: Geometry) -> AttentionCall:
         """The call with the bias added."""
@@ -228,15 +248,24 @@ class ScoreBiasHook(Hook):
         return self.choice.in_text(frame.batch, fed, ids, text.padding)
 
     def _heads_in_call(self, call: AttentionCall, frame: Geometry) -> Tensor:
-        """bool [B or 1, H or 1]: the heads meant."""
-        H = call.q.shape[1]
+        """bool [B or 1, H or 1]: the heads meant, of those that this process computes."""
         if self.heads is None:
             return torch.ones(1, 1, dtype=torch.bool)
+        H = here = call.q.shape[1]
+        first = 0
+        if self.split is not None:
+            H = total_heads(self.bases[self.stack], here)
+            first = self.split.first_head(here, H, call.layer)
+        return self._chosen_heads(call, frame, H)[:, first : first + here]
+
+    def _chosen_heads(self, call: AttentionCall, frame: Geometry, H: int) -> Tensor:
+        """bool [B or 1, H]: the heads meant, of all."""
         if isinstance(self.heads, Tensor):
             if self.heads.shape != (frame.batch, H):
                 expected = f"[{frame.batch}, {H}] (batch, heads) in layer {call.layer}"
                 raise wrong_shape("heads", expected, self.heads)
             return self.heads
+        assert self.heads is not None
         if max(self.heads) >= H:
             raise InputError(
                 f"unknown head {max(self.heads)}; layer {call.layer} has heads 0–{H - 1}",

@@ -76,7 +76,7 @@ class Scope(ImageMaps):
         if not self._extents:
             return f"<Scope of {summary}: no forward pass yet>"
         layer, (_, keys) = next(iter(self._extents.items()))
-        block = self._sums_of(layer)
+        block = self._own_sums(layer)
         counts = [0] * len(self._first_token) if block is None else block.count.int().tolist()
         counted = ", ".join(map(str, counts[:4])) + (" …" if len(counts) > 4 else "")
         shape = f"{len(counts)} sequence{'s' if len(counts) > 1 else ''} of {keys} keys"

@@ -32,6 +32,12 @@ _NO_QUERY = {
     "generated": "the model read no generated token; call model.generate(…) with at least two new "
     "tokens (the model does not read the last one), or use queries='predicts'",
 }
+_NOT_HERE = {
+    "not-gathered": "tensor parallelism splits the heads of this model over processes, and the "
+    "heads of this pass are not gathered yet; read them after the pass, or after generate",
+    "gathered-on-rank0": 'gather="rank0": the first process has the results; read them there, or '
+    'use gather="all"',
+}
 
 
 class TextSums:
@@ -64,6 +70,8 @@ class TextSums:
         """The scopes of all parts of the model, this one included."""
         self._flush: Callable[[], None] | None = None
         """Measures pending calls; None after the `with` block."""
+        self._not_here: str | None = None
+        """The code of the error for a read before the heads are gathered (tensor parallelism)."""
         self._running: set[int] | None = None
         """The layers that were captured in the running forward pass; None if none is running."""
         self._failed = False
@@ -260,14 +268,21 @@ class TextSums:
 
     def _sums_of(self, layer: int) -> SumsBlock | None:
         """The sums of a captured layer, checked; None if no query counted."""
+        if self._not_here is not None and layer not in self._joined:
+            raise ScopeError(_NOT_HERE[self._not_here], code=self._not_here)
         self._flush_pending()
         if layer not in self._joined:
-            for block in self._blocks:
-                if layer in block.layers:
-                    block.computed()
-            self._verify()
-            self._joined[layer] = join_blocks(self._blocks, layer, self._extents[layer][1])
+            self._joined[layer] = self._own_sums(layer)
         return self._joined[layer]
+
+    def _own_sums(self, layer: int) -> SumsBlock | None:
+        """The sums of the heads that this process computes."""
+        self._flush_pending()
+        for block in self._blocks:
+            if layer in block.layers:
+                block.computed()
+        self._verify()
+        return join_blocks(self._blocks, layer, self._extents[layer][1])
 
     def _flush_pending(self) -> None:
         if self._flush is not None:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from attnscope import kernels
-from attnscope.errors import InputError, wrong_shape
+from attnscope.errors import InputError, unknown, wrong_shape
 from attnscope.interception import sites
 from attnscope.interception.generation import GenerationTracker, tracking_generate
 from attnscope.interception.intercept import register
 from attnscope.interception.sites import Site
+from attnscope.interception.split_heads import refused
 from attnscope.interception.wrappers import unwrapped
+from attnscope.scope.gather_heads import GatherHeads
 from attnscope.scope.queries import Queries, parse
 from attnscope.scope.reduce import Reducer
 from attnscope.scope.scope import Scope
@@ -31,6 +33,7 @@ from attnscope.scope.towers import (
 from attnscope.scope.watch_hook import WatchHook
 from attnscope.tokens.find_text import tokenizer_of
 
+Gather = Literal["all", "rank0"]
 WatchBackend = Literal["auto", "reference", "streaming", "triton", "eager-fallback"]
 
 
@@ -45,6 +48,7 @@ def watch(
     max_logit: bool = False,
     seed: int = 0,
     vision: bool = False,
+    gather: Gather = "all",
 ) -> AbstractContextManager[Scope]:
     """Measure where the attention of a model goes, inside a `with` block.
 
@@ -72,6 +76,9 @@ def watch(
         vision: Measure the vision or audio tower of a multimodal model too, all of its layers and
             queries: `scope["vision"]`, `scope["audio"]`. Models that compare a text with a
             picture (CLIP, SigLIP) always have `scope["text"]` and `scope["vision"]`.
+        gather: Where the heads of a model with tensor parallelism can be read, numbered as in the
+            model: "all" processes, or the first one only, "rank0". All of them must open the block
+            and run the same passes.
 
     Returns:
         A context manager that gives a `Scope`, which can be read during and after the block.
@@ -105,13 +112,21 @@ def watch(
         return watch_together(
             encoders,
             lambda part: watch(
-                part, layers, queries, backend, keep=keep, max_logit=max_logit, seed=seed
+                part,
+                layers,
+                queries,
+                backend,
+                keep=keep,
+                max_logit=max_logit,
+                seed=seed,
+                gather=gather,
             ),
         )
-    model_sites = sites.find(model)
+    model_sites = sites.find(model, split=True)
     chosen_sites = sites.select_sites(model_sites, layers)
     parsed = parse(queries, seed)
     _check_options(parsed, keep=keep, max_logit=max_logit)
+    _check_gather(model_sites, gather, keep=keep)
     ids, groups = class_ids(classes)
     if parsed.mask is not None or ids is not None:  # of one text
         sites.check_one_stack(model_sites)
@@ -124,13 +139,22 @@ def watch(
             parts[site.part]._classes = ids
         parts[site.part].layers.append(site.layer)
     reducer = Reducer({**parts}, kernel, device, keep=keep, max_logit=max_logit)
-    watching = _watching(model_sites, parts, set(chosen_sites), reducer)
+    options = {
+        "layers": [site.layer for site in chosen_sites],
+        "queries": (parsed.name, str(parsed)),
+        "query mask": parsed.mask,
+        "classes": ids,
+        "seed": seed,
+        "max_logit": max_logit,
+        "gather": gather,
+    }
+    watching = _watching(model_sites, parts, set(chosen_sites), reducer, options)
     if not vision:
         return watching
     return watch_with_towers(
         watching,
         towers(model_sites),
-        lambda part: watch(part, backend=backend, keep=keep, max_logit=max_logit),
+        lambda part: watch(part, backend=backend, keep=keep, max_logit=max_logit, gather=gather),
     )
 
 
@@ -169,6 +193,13 @@ def _check_options(queries: Queries, *, keep: bool, max_logit: bool) -> None:
             code="max-logit-with-sample",
             queries=str(queries),
         )
+
+
+def _check_gather(model_sites: sites.Sites, gather: str, *, keep: bool) -> None:
+    if gather not in (known := ("all", "rank0")):
+        raise unknown("gather", gather, known)
+    if keep and model_sites.split is not None:
+        raise refused(model_sites.model, model_sites.split.size, "keep=True")
 
 
 def _empty_scope(
@@ -210,13 +241,21 @@ def class_ids(classes: Any) -> tuple[Tensor | None, int]:
 
 @contextmanager
 def _watching(
-    model_sites: sites.Sites, parts: dict[str, Scope], measured: set[Site], reducer: Reducer
+    model_sites: sites.Sites,
+    parts: dict[str, Scope],
+    measured: set[Site],
+    reducer: Reducer,
+    options: dict[str, Any],
 ) -> Iterator[Scope]:
     trackers = {
         stack: GenerationTracker(base, lambda: hook.flush("generate ends"))
         for stack, base in model_sites.base_models.items()
     }
-    hook = WatchHook(measured, reducer, {**trackers})
+    gathering = None
+    if (split := model_sites.split) is not None:
+        split.agree("watch", options)
+        gathering = GatherHeads(split, model_sites, to_first=options["gather"] == "rank0")
+    hook = WatchHook(measured, reducer, {**trackers}, gathering)
     with (
         tracking_generate(trackers.values()),
         register(model_sites, hook, dense=reducer.backend == "eager-fallback"),

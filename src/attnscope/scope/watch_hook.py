@@ -15,6 +15,7 @@ from attnscope.interception.geometry import Geometry
 from attnscope.interception.hooks import Hook
 from attnscope.interception.sites import Site
 from attnscope.kernels.call import WITHOUT_FLOAT64
+from attnscope.scope.gather_heads import GatherHeads
 from attnscope.scope.pending import Moment, PendingCalls, cache_overwrites, stable_cache_layer
 from attnscope.scope.reduce import Reducer
 from attnscope.scope.text_sums import TextSums
@@ -35,7 +36,13 @@ class _RunningPass:
 class WatchHook(Hook):
     """The hook of one `watch`: receives the attention calls of a model and updates its sums."""
 
-    def __init__(self, measured: set[Site], reducer: Reducer, spans: dict[str, Spans]):
+    def __init__(
+        self,
+        measured: set[Site],
+        reducer: Reducer,
+        spans: dict[str, Spans],
+        gathering: GatherHeads | None = None,
+    ):
         self.measured = measured
         self.reducer = reducer
         self.needs_scores = reducer.max_logit
@@ -49,8 +56,12 @@ class WatchHook(Hook):
         time, so that run is not measured."""
         self.guarded: Any = None
         """The KV cache that is guarded now: one, because a list would keep all in memory."""
+        self.gathering = gathering
+        """Gathers heads that are split over processes."""
         for text in self.parts.values():
             text._flush = self.flush
+            if gathering is not None:
+                gathering.prepare(text)
 
     def begin(self, stack: str, forward_pass: ForwardPass) -> None:
         """Prepare for a forward pass of a stack."""
@@ -87,6 +98,8 @@ class WatchHook(Hook):
         site = captured.site
         span, counts = self._span(site, captured.geometry)
         self.parts[site.part]._capture(site.layer, captured.geometry, span)
+        if self.gathering is not None:
+            self.gathering.due = True
         if captured.weights is not None:
             self.reducer.reduce_weights(captured, span)
             return
@@ -147,7 +160,10 @@ class WatchHook(Hook):
                 "ALL_ATTENTION_FUNCTIONS.get_interface in their forward method",
                 code="no-attention",
             )
-        self._flush_at("pass ends")
+        if self.gathering is None or any(spans.in_generate for spans in self.spans.values()):
+            self._flush_at("pass ends")
+        else:
+            self.gathering.gather(self.parts)
         for geometry, _, _ in running.geometries.values():
             geometry.clear_caches()  # tensors that kernels share between layers
 
@@ -160,8 +176,13 @@ class WatchHook(Hook):
         """Measure all pending calls.
 
         Conservation is checked at once on a CPU. On other devices it is checked before the first
-        result is read, because the check waits for the device.
+        result is read, because the check waits for the device. Heads that are split over processes
+        are gathered when `generate` or the block ends, if no pass has failed.
         """
+        if self.gathering is not None and self.gathering.due and moment != "read":
+            if not any(text._failed for text in self.parts.values()):
+                self.gathering.gather(self.parts)
+            return
         self._flush_at(moment)
         if self.reducer.device.type == "cpu":
             for text in self.parts.values():
