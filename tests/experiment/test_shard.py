@@ -1,6 +1,9 @@
 """A run in parts: in one directory, or in several that are joined. Always the same bytes."""
 
+import json
+import os
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
-from attnscope.experiment.shard import Shard, parse_shard
+from attnscope.experiment.shard import Shard, gpu_of_process, parse_shard, shard_of_process
 from attnscope.run.merge import merge
 from attnscope.run.writer import open_directory
 from made_models import save_model
@@ -83,6 +86,38 @@ def test_shards_share_a_directory(asked, whole, tmp_path):
     assert sum(outcome.measured for outcome in outcomes) == 24
     assert any(outcome.complete for outcome in outcomes)
     assert bytes_of(tmp_path / "run") == bytes_of(whole)
+
+
+@pytest.mark.slow
+def test_torchrun_gives_one_run(asked, whole, tmp_path):
+    """Two processes of torchrun measure a part each, and the run has the bytes of one process."""
+    shutil.copy(whole / "experiment.yaml", tmp_path)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = ["-m", "attnscope", "run", "experiment.yaml", "--out", "run", "--outside"]
+    threads = str(json.loads((whole / "environment.json").read_text())["threads"])
+    done = subprocess.run(
+        [*start, *command],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": threads},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert bytes_of(tmp_path / "run") == bytes_of(whole)
+
+
+def test_a_process_of_torchrun_measures_its_part():
+    process = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
+    assert shard_of_process(process) == Shard(3, 4)
+    assert shard_of_process(process | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert shard_of_process({"RANK": "2", "WORLD_SIZE": "4"}) is None  # of another launcher
+    gpus = {None: "1", "4,6": "6", "": ""}
+    for visible, mine in gpus.items():
+        given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        assert gpu_of_process(process | given) == mine
+    with raises(InputError, "too-few-gpus", visible="3", local_rank=1):
+        gpu_of_process(process | {"CUDA_VISIBLE_DEVICES": "3"})
 
 
 def test_a_shard_alone_is_not_the_run(asked, parts, tmp_path):

@@ -116,6 +116,7 @@ def _uneven(rank: int, folder: Path) -> Any:
     return [scope.received(0), scope.received(1), logits], code
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_five_heads_in_three_processes(tmp_path: Path) -> None:
     model = small(heads=5)
@@ -172,6 +173,7 @@ def _refused(rank: int, folder: Path) -> dict[str, str | None]:
     return codes
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_is_refused_and_where_heads_are_read(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
@@ -221,6 +223,7 @@ def _fails(rank: int, folder: Path, how: str) -> tuple[str | None, bool]:
     return code, readable
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("how", ["raises", "absent", "killed"])
 def test_every_process_ends_with_an_error(tmp_path: Path, how: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -115,17 +116,20 @@ def run(
 
         sbatch --array=1-8 --wrap 'attnscope run slashes.yaml --shard $SLURM_ARRAY_TASK_ID/8'
 
+    torchrun does the same on one machine, one part for each process and GPU:
+
+        torchrun --nproc-per-node 8 -m attnscope run slashes.yaml
+
     `attnscope merge` joins parts in separate directories or at remote addresses.
 
     docs/experiments.md lists all keys. Read the results with `attnscope query DIR "SELECT …"`, or
     in Python with attnscope.open_run(DIR).
     """
     from attnscope.experiment.extend import plan_run
-    from attnscope.experiment.shard import parse_shard
     from attnscope.spec.claims import load_claims
     from attnscope.spec.experiment_yaml import read_experiment
 
-    part = None if shard is None else parse_shard(shard)
+    part = _part(shard, ray)
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
     folder = _run_folder(part, to_path(out or Path("runs") / experiment.name), quiet=quiet or json)
@@ -140,6 +144,23 @@ def run(
     options = {"claims": frozen, "shard": part, "executor": executor, "mixed": mixed}
     outcome = carry_out(plan, folder, quiet=quiet or json, extends=extends, **options)
     print_outcomes({experiment.name: outcome}, json=json)
+
+
+def _part(shard: str | None, ray: str | None) -> Part | None:
+    """The part of the run that this process measures: that of --shard, or of torchrun."""
+    from attnscope.experiment.shard import gpu_of_process, parse_shard, shard_of_process
+
+    part = shard_of_process(os.environ)
+    if part is None:
+        return None if shard is None else parse_shard(shard)
+    if shard is not None or ray is not None:
+        raise InputError(
+            "torchrun gives every process a part of the run already; leave out "
+            + ("--shard" if shard is not None else "--ray"),
+            code="conflicting-options",
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of_process(os.environ)  # before torch is imported
+    return part
 
 
 def _run_folder(part: Part | None, run_dir: Path, *, quiet: bool) -> Path:

@@ -2,11 +2,12 @@
 
 Batches are cut, in the order of the plan, into stretches of equal work, so that a shard loads few
 models; every batch is in exactly one, and which depends on the plan alone. Parts share a directory,
-which has locks; at an address, which has none, each has its own beside the run's.
+which has locks; at an address, which has none, each has its own beside the run's. Under torchrun
+each process measures one part.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,3 +87,31 @@ def parse_shard(text: str) -> Shard:
             value=text,
         )
     return Shard(number, of)
+
+
+def shard_of_process(environment: Mapping[str, str]) -> Shard | None:
+    """The part that this process measures under torchrun; None if it was started otherwise."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    processes = int(environment["WORLD_SIZE"])
+    return Shard(int(environment["RANK"]) + 1, processes) if processes > 1 else None
+
+
+def gpu_of_process(environment: Mapping[str, str]) -> str:
+    """CUDA_VISIBLE_DEVICES of a process under torchrun: one GPU for each process of a machine."""
+    local = int(environment["LOCAL_RANK"])
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(local)
+    devices = [device for device in visible.split(",") if device]
+    if not devices:  # GPUs are hidden on purpose
+        return visible
+    if local >= len(devices):
+        raise InputError(
+            f"torchrun started more processes than there are GPUs in CUDA_VISIBLE_DEVICES="
+            f"{visible!r}; give --nproc-per-node {len(devices)}",
+            code="too-few-gpus",
+            visible=visible,
+            local_rank=local,
+        )
+    return devices[local]
