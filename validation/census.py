@@ -505,36 +505,12 @@ def main(wanted: list[str]) -> int:
     return int(any(row["outcome"] in DEFECTS for row in results.values()))
 
 
-BY_HAND = """## Quantised, wrapped and distributed models
-The largest deviation of `received` from the model's own eager attention, or from the same model in
-one process, on small Llama models in float32 on a CPU. A test covers each row; it is skipped if its
-package is not installed.
-
-| model | outcome | received off by | test in `tests/` |
-| --- | --- | --- | --- |
-| bitsandbytes 0.50, 8 bit | exact | 5e-07 | `interception/test_quantised.py` |
-| bitsandbytes 0.50, 4 bit | exact | 5e-07 | the same |
-| torchao 0.18, int8 weights | exact | 7e-07 | the same |
-| torchao 0.18, int8 weights and activations | exact | 1e-05 or less | the same. Eager attention rounds its output otherwise, and the int8 grid amplifies that: its second layer differs by 0.01 |
-| optimum-quanto 0.2.7, int8 weights | exact | 6e-07 | the same |
-| GPTQ, AWQ | not tested | | their kernels need a GPU or a compiler |
-| `PeftModel`, merged or not | exact | 0 | `interception/test_wrappers.py`; prompt tuning is refused (`virtual-tokens`) |
-| `torch.compile` | exact, uncompiled while watched | 0 | the same |
-| `DataParallel` on one device, `DistributedDataParallel` | exact; each process has its own data | 0 | the same, and `interception/test_distributed.py`; copies on several devices are refused (`data-parallel-copies`) |
-| accelerate: `device_map`, offloading to CPU or disk | exact | 0 | `scope/test_watch.py` |
-| FSDP2 (`fully_shard`), two processes | exact; each process has its own data | 1e-05 or less | `interception/test_distributed.py` |
-| pipeline (`pp_size`), two processes | exact; each process has its own layers, in the model's numbering | 1e-05 or less | the same |
-| tensor parallelism (`tp_plan="auto"`), two processes: Llama, Qwen 3, Gemma 2 and 3, Phi-3, gpt-oss, Mixtral, GPT-NeoX, Llama 4, DeepSeek-V3, Qwen3-Next, OLMo 2 | exact; every process, or the first, has all heads | 2e-06 | `interception/test_tensor_parallel.py` |
-
-Under tensor parallelism `keep=True`, `record`, `arm` and `intercept` are refused
-(`tensor-parallel`). `knockout` and `steer` of single heads need a number of heads that the processes
-share equally (`uneven-heads`); `watch` does not. All processes must open the same block.
-
-"""
+# The section that is written by hand, and the next one.
+BY_HAND = "## Quantised, wrapped", "## Models with attention"
 
 OPENING = """# Models
-`make census` writes this page. It builds every causal language model, masked language model and
-sequence-to-sequence model that transformers {version} knows, from a small configuration with random
+`make census` writes this page, except one section. It builds every causal language model, masked
+language model and sequence-to-sequence model that transformers {version} knows, from a small configuration with random
 weights. Each model runs in a process of its own, plain and watched, on a padded batch of {B} × {N}
 tokens (torch {torch}, CPU, float64 where the model supports it). Search for your model by the
 `model_type` of its `config.json`.
@@ -563,6 +539,12 @@ tokens (torch {torch}, CPU, float64 where the model supports it). Search for you
 | --- | --- | --- | --- |
 {others}
 """
+
+
+def _by_hand(before: str) -> str:
+    """The section of the page before that is written by hand."""
+    start, end = (before.index(heading) for heading in BY_HAND)
+    return before[start:end]
 
 
 def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
@@ -596,7 +578,7 @@ def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
         N=N,
         tolerance=TOLERANCE,
         totals=totals,
-        by_hand=BY_HAND,
+        by_hand=_by_hand(PAGE.read_text(encoding="utf-8")),
         table="\n".join(table),
         others="\n".join(others),
     )

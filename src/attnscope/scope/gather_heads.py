@@ -41,7 +41,7 @@ class GatherHeads:
         """Give every text the sums of all heads; an error on every process if one has failed."""
         self.due = False
         try:
-            own = {
+            blocks = {
                 (part, layer): text._own_sums(layer)
                 for part, text in texts.items()
                 for layer in sorted(text._extents)
@@ -50,7 +50,7 @@ class GatherHeads:
             with suppress(AttnscopeError):  # the error of this process comes first
                 self.split.exchange("watch", Failure(str(error)))
             raise
-        sums = {key: None if block is None else _fields(block) for key, block in own.items()}
+        sums = {key: None if block is None else _fields(block) for key, block in blocks.items()}
         everything = self.split.exchange("watch", sums, to_first=self.to_first)
         for index, other in enumerate(everything):
             if {k: v is None for k, v in other.items()} != {k: v is None for k, v in sums.items()}:
@@ -61,7 +61,7 @@ class GatherHeads:
                     arguments=["layers"],
                     ranks=[self.split.index, index],
                 )
-        for (part, layer), block in own.items() if everything else ():
+        for (part, layer), block in blocks.items() if everything else ():
             if block is not None:
                 parts = [other[part, layer] for other in everything]
                 block = self._with_all_heads(texts[part], layer, block, parts)
