@@ -37,7 +37,7 @@ CASES = (
     "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
     "7b:generate:16x512+64,7b:1x32768,7b:rows:1x32768,7b:1x131072,"
     "135m:1x128,135m:1x1024,135m:64x128,135m:generate:1x512+64,135m:generate:16x512+64,"
-    "135m:compiled:1x1024,llava:pictures:1x128"
+    "7b:compiled:1x1024,135m:compiled:1x1024,llava:pictures:1x128"
 )
 PICTURES = 4  # of a case with pictures, each of 576 tokens
 EAGER_LIMIT = 4096  # tokens; beyond it eager attention is left out

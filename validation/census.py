@@ -510,10 +510,10 @@ BY_HAND = "## Quantised, wrapped", "## Models with attention"
 
 OPENING = """# Models
 `make census` writes this page, except one section. It builds every causal language model, masked
-language model and sequence-to-sequence model that transformers {version} knows, from a small configuration with random
-weights. Each model runs in a process of its own, plain and watched, on a padded batch of {B} × {N}
-tokens (torch {torch}, CPU, float64 where the model supports it). Search for your model by the
-`model_type` of its `config.json`.
+language model and sequence-to-sequence model that transformers {version} knows, from a small
+configuration with random weights. Each model runs in a process of its own, plain and watched, on
+a padded batch of {B} × {N} tokens (torch {torch}, CPU, float64 where the model supports it).
+Search for your model by the `model_type` of its `config.json`.
 
 - **exact**: the watched output equals the plain one, and every layer's `received` equals that of
   the model's own eager attention, within {tolerance:g}. The table has the largest deviations.
