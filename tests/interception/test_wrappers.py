@@ -9,12 +9,14 @@ import peft
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from transformers import CompileConfig
 
 import attnscope
-from attnscope.errors import ModelError
+from attnscope.errors import AttnscopeWarning, ModelError
 from families import build
 from support_errors import raises
 
+pytestmark = pytest.mark.filterwarnings("ignore:this model is compiled")
 IDS = torch.tensor([[5, 9, 31, 7, 9, 31, 2, 40]])
 KEYS = torch.tensor([[False, True, True, False, False, True, False, False]])
 
@@ -74,6 +76,42 @@ def test_an_adapter_gives_the_numbers_of_the_merged_model(model: nn.Module) -> N
         plain = received(adapted)
     torch.testing.assert_close(plain, received(model))
     assert (plain - live).abs().max() > 1e-3  # the adapter changes something
+
+
+def test_a_compiled_model_runs_uncompiled_with_a_warning(model: nn.Module) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    wrapper, other = torch.compile(model, backend=backend), deepcopy(model)
+    wrapper(IDS)
+    known = len(graphs)
+    with pytest.warns(AttnscopeWarning, match="compiled"), attnscope.watch(wrapper) as scope:
+        wrapper(IDS)
+    assert torch.equal(scope.received(0), received(model)[0])
+    wrapper(IDS)
+    assert len(graphs) == known  # neither the block nor the pass after it compiles anything
+    other.compile(backend="eager")
+    with pytest.warns(AttnscopeWarning, match="compiled"):
+        assert torch.equal(received(other), received(model))
+
+
+def test_compiled_decoding_with_a_static_cache(model: nn.Module) -> None:
+    """`generate` compiles the decode steps of a static cache; in a block it does not."""
+    compile_config = CompileConfig(backend="eager", fullgraph=False, mode="reduce-overhead")
+    compile_config._compile_all_devices = True  # also on a CPU
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    static = {"cache_implementation": "static", "compile_config": compile_config, **options}
+    with attnscope.watch(model, queries="generated") as expected:
+        ids = model.generate(IDS, **options)
+    with attnscope.watch(model, queries="generated") as scope:
+        assert torch.equal(model.generate(IDS, **static), ids)
+    for layer in scope.layers:
+        found = scope.received(layer)[:, :, : expected.received(layer).shape[2]]
+        torch.testing.assert_close(found, expected.received(layer))
 
 
 def test_distributed_data_parallel(model: nn.Module, process_group: None) -> None:
