@@ -112,12 +112,9 @@ def run(
           - lambda
           - profile
 
-    Eight jobs of a SLURM array, each measuring a part of the run, in one directory:
+    Eight jobs of a SLURM array, or eight processes, each with a part of the run:
 
         sbatch --array=1-8 --wrap 'attnscope run slashes.yaml --shard $SLURM_ARRAY_TASK_ID/8'
-
-    torchrun does the same on one machine, one part for each process and GPU:
-
         torchrun --nproc-per-node 8 -m attnscope run slashes.yaml
 
     `attnscope merge` joins parts in separate directories or at remote addresses.
@@ -129,14 +126,12 @@ def run(
     from attnscope.spec.claims import load_claims
     from attnscope.spec.experiment_yaml import read_experiment
 
-    part = _part(shard, ray)
+    part = _part(shard, ray, extend=extend)
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
     folder = _run_folder(part, to_path(out or Path("runs") / experiment.name), quiet=quiet or json)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     no_bars()
-    if extend and part is not None:
-        raise InputError("--extend and --shard exclude each other", code="conflicting-options")
     plan, extends = plan_run(experiment, folder, extend=extend)
     if check:
         _print_plan(plan, load_within=load_within, quiet=quiet, json=json)
@@ -146,11 +141,13 @@ def run(
     print_outcomes({experiment.name: outcome}, json=json)
 
 
-def _part(shard: str | None, ray: str | None) -> Part | None:
+def _part(shard: str | None, ray: str | None, *, extend: bool) -> Part | None:
     """The part of the run that this process measures: that of --shard, or of torchrun."""
     from attnscope.experiment.shard import gpu_of_process, parse_shard, shard_of_process
 
     part = shard_of_process(os.environ)
+    if extend and (part is not None or shard is not None):
+        raise InputError("--extend and --shard exclude each other", code="conflicting-options")
     if part is None:
         return None if shard is None else parse_shard(shard)
     if shard is not None or ray is not None:

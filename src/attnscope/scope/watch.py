@@ -109,18 +109,9 @@ def watch(
         return cast(AbstractContextManager[Scope], scopes)  # scopes by request
     model = unwrapped(model)
     if encoders := dual_encoder(model):
+        options: dict[str, Any] = {"keep": keep, "max_logit": max_logit, "seed": seed}
         return watch_together(
-            encoders,
-            lambda part: watch(
-                part,
-                layers,
-                queries,
-                backend,
-                keep=keep,
-                max_logit=max_logit,
-                seed=seed,
-                gather=gather,
-            ),
+            encoders, lambda part: watch(part, layers, queries, backend, gather=gather, **options)
         )
     model_sites = sites.find(model, split=True)
     chosen_sites = sites.select_sites(model_sites, layers)
@@ -132,23 +123,9 @@ def watch(
         sites.check_one_stack(model_sites)
     device = sites.device_of(model_sites)
     kernel = backend if backend == "eager-fallback" else kernels.choose(backend, device)
-    parts: dict[str, Scope] = {}
-    for site in chosen_sites:
-        if site.part not in parts:
-            parts[site.part] = _empty_scope(model_sites, site, kernel, parsed, groups)
-            parts[site.part]._classes = ids
-        parts[site.part].layers.append(site.layer)
+    parts = _empty_parts(model_sites, chosen_sites, kernel, parsed, (ids, groups))
     reducer = Reducer({**parts}, kernel, device, keep=keep, max_logit=max_logit)
-    options = {
-        "layers": [site.layer for site in chosen_sites],
-        "queries": (parsed.name, str(parsed)),
-        "query mask": parsed.mask,
-        "classes": ids,
-        "seed": seed,
-        "max_logit": max_logit,
-        "gather": gather,
-    }
-    watching = _watching(model_sites, parts, set(chosen_sites), reducer, options)
+    watching = _watching(model_sites, parts, set(chosen_sites), reducer, gather)
     if not vision:
         return watching
     return watch_with_towers(
@@ -202,6 +179,23 @@ def _check_gather(model_sites: sites.Sites, gather: str, *, keep: bool) -> None:
         raise refused(model_sites.model, model_sites.split.size, "keep=True")
 
 
+def _empty_parts(
+    model_sites: sites.Sites,
+    chosen: Iterable[Site],
+    backend: str,
+    queries: Queries,
+    classes: tuple[Tensor | None, int],
+) -> dict[str, Scope]:
+    """The scopes of the parts of the model, with the layers to measure."""
+    parts: dict[str, Scope] = {}
+    for site in chosen:
+        if site.part not in parts:
+            parts[site.part] = _empty_scope(model_sites, site, backend, queries, classes[1])
+            parts[site.part]._classes = classes[0]
+        parts[site.part].layers.append(site.layer)
+    return parts
+
+
 def _empty_scope(
     model_sites: sites.Sites, site: Site, backend: str, queries: Queries, groups: int
 ) -> Scope:
@@ -245,7 +239,7 @@ def _watching(
     parts: dict[str, Scope],
     measured: set[Site],
     reducer: Reducer,
-    options: dict[str, Any],
+    gather: str,
 ) -> Iterator[Scope]:
     trackers = {
         stack: GenerationTracker(base, lambda: hook.flush("generate ends"))
@@ -253,8 +247,8 @@ def _watching(
     }
     gathering = None
     if (split := model_sites.split) is not None:
-        split.agree("watch", options)
-        gathering = GatherHeads(split, model_sites, to_first=options["gather"] == "rank0")
+        split.agree("watch", _options(parts, measured, reducer, gather))
+        gathering = GatherHeads(split, model_sites, to_first=gather == "rank0")
     hook = WatchHook(measured, reducer, {**trackers}, gathering)
     with (
         tracking_generate(trackers.values()),
@@ -264,6 +258,22 @@ def _watching(
             yield _combine(parts, reducer.backend)
         finally:
             hook.finish()
+
+
+def _options(
+    parts: dict[str, Scope], measured: set[Site], reducer: Reducer, gather: str
+) -> dict[str, Any]:
+    """What all processes that share the heads must have in common."""
+    scope = next(iter(parts.values()))
+    return {
+        "layers": sorted(measured),
+        "queries": str(scope._queries),
+        "query mask": scope._queries.mask,
+        "classes": scope._classes,
+        "seed": scope._queries.seed,
+        "max_logit": reducer.max_logit,
+        "gather": gather,
+    }
 
 
 def _combine(parts: dict[str, Scope], backend: str) -> Scope:
