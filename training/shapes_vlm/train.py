@@ -21,6 +21,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,43 +46,67 @@ from attnscope.prompts.shapes import (
 )
 from vocabulary import MARK, SYSTEM, TEMPLATE, make_tokenizer
 
-PATCH = 16
-GRID = SIDE // PATCH
 MEAN, STD = 0.5, 0.5
 TRAIN, TEST = 1, 2  # seeds
 TURNS = 8
 LOG_STEPS = 100
-KEEP_STEPS = 1000
+KEEP_STEPS = 500
 AHEAD = 4  # batches that each worker prepares
-WEIGHTS = (3, 3, 3, 2, 1, 1.5)  # of the tasks, in the order of TASKS
 PROPERTIES = (tuple(COLORS), tuple(SHAPES), tuple(place for row in PLACES for place in row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The sizes of a model."""
+
+    hidden: int
+    mlp: int
+    layers: int
+    heads: int
+    vision: int
+    """The layers of the encoder, which is as wide as the decoder."""
+    patch: int
+    """The side of a patch in pixels."""
+    weights: tuple[float, ...]
+    """How often each task is asked, in the order of TASKS."""
+
+    @property
+    def grid(self) -> int:
+        """The number of patches in a row and in a column."""
+        return SIDE // self.patch
+
+
 SIZES = {
-    "small": {"hidden": 128, "mlp": 384, "layers": 6, "heads": 8, "vision": 3},
-    "full": {"hidden": 192, "mlp": 512, "layers": 8, "heads": 6, "vision": 5},
+    "tiny": Size(
+        hidden=96, mlp=256, layers=4, heads=6, vision=2, patch=24, weights=(3, 3, 3, 2, 0, 0)
+    ),
+    "full": Size(
+        hidden=192, mlp=512, layers=8, heads=6, vision=5, patch=16, weights=(3, 3, 3, 2, 1, 1.5)
+    ),
 }
-"""`vision` is the number of layers of the encoder, which is as wide as the decoder."""
+"""`tiny` is for one core of a CPU, `full` for a GPU."""
 
 
-def build(size: str) -> tuple[Any, Any]:
+def build(size: Size) -> tuple[Any, Any]:
     """The untrained model and its tokenizer."""
-    sizes, tokenizer = SIZES[size], make_tokenizer()
+    tokenizer = make_tokenizer()
     vision = CLIPVisionConfig(
-        hidden_size=sizes["hidden"],
-        intermediate_size=sizes["mlp"],
-        num_hidden_layers=sizes["vision"],
-        num_attention_heads=sizes["hidden"] // 32,
+        hidden_size=size.hidden,
+        intermediate_size=size.mlp,
+        num_hidden_layers=size.vision,
+        num_attention_heads=size.hidden // 32,
         image_size=SIDE,
-        patch_size=PATCH,
-        projection_dim=sizes["hidden"],
+        patch_size=size.patch,
+        projection_dim=size.hidden,
     )
     text = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=sizes["hidden"],
-        intermediate_size=sizes["mlp"],
-        num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"],
-        num_key_value_heads=sizes["heads"],
-        head_dim=sizes["hidden"] // sizes["heads"],
+        hidden_size=size.hidden,
+        intermediate_size=size.mlp,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        head_dim=size.hidden // size.heads,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -92,7 +117,7 @@ def build(size: str) -> tuple[Any, Any]:
         vision_config=vision,
         text_config=text,
         image_token_index=tokenizer.convert_tokens_to_ids(MARK),
-        image_seq_length=GRID**2,
+        image_seq_length=size.grid**2,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         tie_word_embeddings=True,
@@ -105,15 +130,15 @@ def pixels(pictures: Tensor) -> Tensor:
     return (pictures.permute(0, 3, 1, 2) / 255.0 - MEAN) / STD
 
 
-def patch_labels(shapes: tuple[Shape, ...]) -> Tensor:
+def patch_labels(shapes: tuple[Shape, ...], grid: int) -> Tensor:
     """[patches, 3]: colour, shape and place of what is under each patch; -100 for the ground."""
-    edges = np.arange(GRID + 1) / GRID
-    labels = torch.full((GRID, GRID, len(PROPERTIES)), -100)
+    edges = np.arange(grid + 1) / grid
+    labels = torch.full((grid, grid, len(PROPERTIES)), -100)
     for shape in shapes:
         left, top, right, bottom = shape.box
         wide = np.minimum(edges[1:], right) - np.maximum(edges[:-1], left)
         high = np.minimum(edges[1:], bottom) - np.maximum(edges[:-1], top)
-        share = np.clip(high, 0, None)[:, None] * np.clip(wide, 0, None)[None] * GRID**2
+        share = np.clip(high, 0, None)[:, None] * np.clip(wide, 0, None)[None] * grid**2
         named = (shape.color, shape.name, shape.location)
         numbers = [values.index(v) for values, v in zip(PROPERTIES, named, strict=True)]
         labels[torch.from_numpy(share > 0.3)] = torch.tensor(numbers)
@@ -123,11 +148,11 @@ def patch_labels(shapes: tuple[Shape, ...]) -> Tensor:
 class Chat:
     """Writes pictures and turns as token ids, as the model's chat template does."""
 
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, size: Size):
+        self.tokenizer, self.weights = tokenizer, np.array(size.weights) / sum(size.weights)
         self._ids = cache(self._uncached_ids)
         self.head = self._ids(
-            f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{MARK * GRID**2}\n"
+            f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{MARK * size.grid**2}\n"
         )
 
     def _uncached_ids(self, text: str) -> list[int]:
@@ -159,33 +184,32 @@ def questions(
     chat: Chat, shapes: tuple[Shape, ...], random: np.random.Generator
 ) -> dict[str, Tensor]:
     """Different questions about one scene; a description is one of them."""
-    weights = np.array(WEIGHTS) / sum(WEIGHTS)
     asked: dict[str, str] = {}
-    for task in random.choice(TASKS, TURNS, p=weights):
+    for task in random.choice(TASKS, TURNS, p=chat.weights):
         question, answer, _ = ask(shapes, str(task), random)
         asked[question] = answer
     return chat.turns(list(asked.items()))
 
 
 @cache
-def chat_of_worker() -> Chat:
+def chat_of_worker(size: Size) -> Chat:
     """One for each process."""
-    return Chat(make_tokenizer())
+    return Chat(make_tokenizer(), size)
 
 
-def make_batch(first: int, size: int, asked: bool) -> dict[str, np.ndarray]:
+def make_batch(size: Size, first: int, count: int, asked: bool) -> dict[str, np.ndarray]:
     """Training pictures `first`, `first` + 1, …, with questions if `asked`.
 
     Rows of token ids are padded on the right; padding is a turn of its own. The arrays go through a
     pipe, not through shared memory, of which a container often has little.
     """
     rows = []
-    for index in range(first, first + size):
+    for index in range(first, first + count):
         random = np.random.default_rng([TRAIN, index])
         shapes = scene(random)
         picture = torch.from_numpy(render(shapes, random))
-        row = {"pictures": picture, "patches": patch_labels(shapes)}
-        rows.append({**row, **questions(chat_of_worker(), shapes, random)} if asked else row)
+        row = {"pictures": picture, "patches": patch_labels(shapes, size.grid)}
+        rows.append({**row, **questions(chat_of_worker(size), shapes, random)} if asked else row)
     pad = {"ids": 0, "labels": -100, "places": 0, "turn": -1}
     return {
         name: torch.stack([row[name] for row in rows]).numpy()
@@ -201,19 +225,19 @@ def begin_worker() -> None:
 
 
 def batches(
-    pool: ProcessPoolExecutor | None, ahead: int, first: int, size: int, asked: bool
+    pool: ProcessPoolExecutor | None, ahead: int, size: Size, first: int, count: int, asked: bool
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches without end, in order; `pool` prepares `ahead` of them."""
     if pool is None:
         while True:
-            yield make_batch(first, size, asked)
-            first += size
+            yield make_batch(size, first, count, asked)
+            first += count
     waiting: deque[Any] = deque()
     try:
         while True:
             while len(waiting) < ahead:
-                waiting.append(pool.submit(make_batch, first, size, asked))
-                first += size
+                waiting.append(pool.submit(make_batch, size, first, count, asked))
+                first += count
             yield waiting.popleft().result()
     finally:
         for future in waiting:
@@ -263,8 +287,9 @@ class Losses(nn.Module):
             attention_mask=visible(batch["turn"]),
             use_cache=False,
         ).last_hidden_state
-        scores = self.model.lm_head(hidden[:, :-1]).float()
-        return F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten())
+        labels = batch["labels"][:, 1:]
+        counted = labels != -100
+        return F.cross_entropy(self.model.lm_head(hidden[:, :-1][counted]).float(), labels[counted])
 
 
 def optimise(
@@ -275,13 +300,17 @@ def optimise(
     minutes: float,
     note: Callable[..., None],
 ) -> int:
-    """AdamW with a warm-up and a cosine, until the steps or minutes are used up; returns steps."""
+    """AdamW with a warm-up and a cosine, until the steps or minutes are used up; returns steps.
+
+    On a CPU the minutes are those of this process, so that other programs change nothing.
+    """
+    clock = time.perf_counter if chosen.device == "cuda" else time.process_time
     optimizer = torch.optim.AdamW(
         parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=chosen.device == "cuda"
     )
-    start, mean = time.perf_counter(), torch.zeros((), device=chosen.device)
+    start, mean = clock(), torch.zeros((), device=chosen.device)
     for step, batch in enumerate(data):
-        used = max(step / chosen.steps, (time.perf_counter() - start) / 60 / minutes)
+        used = max(step / chosen.steps, (clock() - start) / 60 / minutes)
         if used >= 1:
             break
         rate = chosen.rate * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * used))
@@ -308,12 +337,12 @@ def train(
     note: Callable[..., None],
     keep: Callable[[], None],
 ) -> None:
-    """Both stages; `keep` writes the model as it is, every 1,000 steps."""
-    losses = Losses(model).to(chosen.device)
+    """Both stages; `keep` writes the model as it is, every 500 steps."""
+    size, losses = SIZES[chosen.size], Losses(model).to(chosen.device)
 
     def data(first: int, asked: bool) -> Iterator[dict[str, Tensor]]:
         ahead = AHEAD * chosen.workers
-        for number, arrays in enumerate(batches(pool, ahead, first, chosen.batch, asked), 1):
+        for number, arrays in enumerate(batches(pool, ahead, size, first, chosen.batch, asked), 1):
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
             yield {name: t.to(chosen.device, non_blocking=True) for name, t in tensors.items()}
             if number % KEEP_STEPS == 0:
@@ -337,11 +366,11 @@ def train(
 
 
 @torch.no_grad()
-def exact_match(model: Any, tokenizer: Any, device: str, fresh: int, batch: int = 100) -> Any:
+def exact_match(model: Any, tokenizer: Any, size: Size, device: str, fresh: int, batch: int = 100) -> Any:
     """By task: the shares of new pictures that the model, and one constant answer, get right."""
     model.eval()
-    chat, right, constant = Chat(tokenizer), {}, {}
-    for task in TASKS:
+    chat, right, constant = Chat(tokenizer, size), {}, {}
+    for task in (t for t, weight in zip(TASKS, size.weights, strict=True) if weight):
         hits, answers = 0, Counter()
         for first in range(0, fresh, batch):
             indices = range(first, min(first + batch, fresh))
@@ -370,7 +399,7 @@ def exact_match(model: Any, tokenizer: Any, device: str, fresh: int, batch: int 
     return {"exact_match": right, "constant_answer": constant}
 
 
-def save(model: Any, tokenizer: Any, out: Path) -> None:
+def save(model: Any, tokenizer: Any, size: Size, out: Path) -> None:
     """Write the model in bfloat16, its tokenizer, and the settings of its processor."""
     weights = {name: t.detach().to("cpu", torch.bfloat16) for name, t in model.state_dict().items()}
     weights.pop("lm_head.weight", None)  # tied to the embeddings
@@ -392,7 +421,7 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
             "image_std": [STD] * 3,
         },
         "image_token": MARK,
-        "patch_size": PATCH,
+        "patch_size": size.patch,
         "num_additional_image_tokens": 1,
         "vision_feature_select_strategy": "default",
     }  # written here, because transformers makes a processor only where pillow is installed
@@ -420,7 +449,7 @@ def main() -> None:
     """Train, save, measure."""
     chosen = options()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
+    start, size = time.perf_counter(), SIZES[chosen.size]
     log = (chosen.out / "training.jsonl").open("w")
 
     def note(**values: Any) -> None:
@@ -432,10 +461,10 @@ def main() -> None:
     pool = None
     if chosen.workers:  # forked before this process starts threads
         pool = ProcessPoolExecutor(chosen.workers, initializer=begin_worker)
-        for future in [pool.submit(make_batch, 0, 1, True) for _ in range(chosen.workers)]:
+        for future in [pool.submit(make_batch, size, 0, 1, True) for _ in range(chosen.workers)]:
             future.result()
     torch.manual_seed(TRAIN)
-    model, tokenizer = build(chosen.size)
+    model, tokenizer = build(size)
     model.to(chosen.device).train()
     described = {name: value for name, value in vars(chosen).items() if name != "out"}
     note(
@@ -443,15 +472,15 @@ def main() -> None:
         torch=torch.__version__,
         options=described,
     )
-    save(model, tokenizer, chosen.out)  # what cannot be written is found before the training
-    train(model, pool, chosen, note, lambda: save(model, tokenizer, chosen.out))
+    save(model, tokenizer, size, chosen.out)  # what cannot be written is found before the training
+    train(model, pool, chosen, note, lambda: save(model, tokenizer, size, chosen.out))
     if pool:
         pool.shutdown(wait=False, cancel_futures=True)
     with torch.no_grad():
         for parameter in model.parameters():  # measured with the rounded numbers
             parameter.copy_(parameter.to(torch.bfloat16))
-    save(model, tokenizer, chosen.out)
-    note(**exact_match(model, tokenizer, chosen.device, chosen.fresh))
+    save(model, tokenizer, size, chosen.out)
+    note(**exact_match(model, tokenizer, size, chosen.device, chosen.fresh))
 
 
 if __name__ == "__main__":

