@@ -366,7 +366,9 @@ def train(
 
 
 @torch.no_grad()
-def exact_match(model: Any, tokenizer: Any, size: Size, device: str, fresh: int, batch: int = 100) -> Any:
+def exact_match(
+    model: Any, tokenizer: Any, size: Size, device: str, fresh: int, batch: int = 100
+) -> Any:
     """By task: the shares of new pictures that the model, and one constant answer, get right."""
     model.eval()
     chat, right, constant = Chat(tokenizer, size), {}, {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -26,10 +26,11 @@ from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.intervene import intervene
 from attnscope.experiment.next_token import next_token
 from attnscope.experiment.plan import ModelPlan
+from attnscope.experiment.sound import has_sound, sound_of, speech_inputs, speech_parts
 from attnscope.experiment.unpad import pad_left, unpad_rows, unpad_sums
 from attnscope.interception import sites
 from attnscope.measures.activations import EDGES
-from attnscope.measures.layer import Array, Baseline, Layer, PerQuery, Sums
+from attnscope.measures.layer import Array, Baseline, Layer, PerQuery, Sound, Sums
 from attnscope.measures.measure import Need
 from attnscope.scope.scope import Scope
 from attnscope.scope.watch import watch
@@ -55,6 +56,8 @@ class PassResult:
     base: PassResult | None
     limits: Limits | None = None
     """What near zero and large mean for each prompt: in the base, and in its variants too."""
+    sound: dict[str, dict[int, Sound]] = field(default_factory=dict)
+    """By queries and layer: what a speech model heard."""
 
     def held(self) -> PassResult:
         """What variants are compared with, and no more: not what is only read within a prompt."""
@@ -68,7 +71,7 @@ class PassResult:
             layer: {name: what.float().cpu() for name, what in of.items() if name != "values"}
             for layer, of in self.recorded.items()
         }
-        return replace(self, sums=sums, single={}, recorded=recorded)
+        return replace(self, sums=sums, single={}, sound={}, recorded=recorded)
 
     def layers(self, queries: str) -> Iterator[tuple[int, list[int], Layer]]:
         """Number, stored heads, and all there is to see."""
@@ -91,6 +94,7 @@ class PassResult:
                     rows=self.single.get(queries, {}).get(layer),
                     tokens=self.batch.tokens,
                     generated=self.batch.completions,
+                    sound=self.sound.get(queries, {}).get(layer),
                 ),
             )
 
@@ -124,7 +128,7 @@ def _forward_pass(
 ) -> Iterator[PassResult]:
     choices = {name: batch.queries(name) for name in batch.experiment.queries}
     groups, tables = batch.groups() if "flow" in needs else (None, {})
-    inputs = on_device(model, batch.inputs)
+    inputs = speech_inputs(batch, model) if has_sound(batch) else on_device(model, batch.inputs)
     layers = _layers(batch.plan)
     limits = None
     if "activations" in needs:
@@ -141,7 +145,7 @@ def _forward_pass(
             backend=batch.experiment.backend,
             seed=_seed(batch),
             classes=groups,
-            keep="rows" in needs,
+            keep=bool(needs & {"rows", "sound"}),
             max_logit="max_logit" in needs,
             activations=bool(needs & _POINTS),
             limits=limits,
@@ -161,6 +165,7 @@ def _forward_pass(
             tables=tables,
             base=base,
             limits=limits,
+            sound=_heard(scopes, batch, choices) if "sound" in needs else {},
         )
 
 
@@ -255,6 +260,8 @@ def forward(
     `with` alone; where there are limits to count them by, what MLPs made; and, if `last` is given,
     the log-probabilities of the token after these positions, int64 [B]."""
     base, base_inputs = _layers_alone(model, inputs)
+    if "input_features" in inputs:
+        _, model = speech_parts(model)  # the part that has queries
     scopes: dict[str, Scope] = {}
     with ExitStack() as undo:
         undo.enter_context(torch.no_grad())
@@ -299,6 +306,8 @@ _base_models: WeakKeyDictionary[Any, dict[bool, tuple[ref[Any], bool]]] = WeakKe
 
 
 def _layers_alone(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if "input_features" in inputs:
+        return speech_parts(model)[0], {**inputs, "use_cache": False}
     pictures = bool(set(inputs) - {"input_ids", "attention_mask"})
     known = _base_models.setdefault(model, {})
     if pictures not in known:
@@ -370,3 +379,17 @@ def single_queries(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, PerQ
         layer: replace(scope.single(layer, plan.heads), empty=chosen is None)
         for layer in scope.layers
     }
+
+
+def _heard(
+    scopes: Mapping[str, Scope], batch: ConditionBatch, choices: Mapping[str, Any]
+) -> dict[str, dict[int, Sound]]:
+    """By queries and layer: the cross-attention of each query, with the words in time."""
+    heard: dict[str, dict[int, Sound]] = {}
+    for name, chosen in choices.items():
+        cross = scopes[name]["cross"]
+        heard[name] = {
+            layer: sound_of(batch, rows, cross.sums(layer).received.shape[-1])
+            for layer, rows in single_queries(cross, batch.plan, chosen).items()
+        }
+    return heard

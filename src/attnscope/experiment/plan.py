@@ -40,7 +40,7 @@ from attnscope.run.layout import FORMAT
 from attnscope.spec.engines import not_with_vllm
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.generate import GENERATED
-from attnscope.spec.prompt_sources import TokenPrompts
+from attnscope.spec.prompt_sources import SpeechPrompts, TokenPrompts
 from attnscope.spec.queries import parse_queries
 from attnscope.tokens import TokenizedPrompt
 from attnscope.tokens.modalities import remembered_ids
@@ -305,7 +305,7 @@ class _TokenizedPrompts:
 def _chat(experiment: Experiment, tokenizers: dict[str, Any]) -> bool:
     """Whether prompts go through the chat template. With `auto` they do if all models have one;
     if only some models have one, raise an error."""
-    if isinstance(experiment.prompts, TokenPrompts):
+    if isinstance(experiment.prompts, TokenPrompts | SpeechPrompts):
         return False
     if experiment.chat != "auto":
         return experiment.chat

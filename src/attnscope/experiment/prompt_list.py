@@ -23,6 +23,7 @@ from attnscope.prompts import (
     read,
     read_conversations,
     spatial_samples,
+    speech_samples,
 )
 from attnscope.prompts.datasets import hub_records
 from attnscope.run.layout import digest_of
@@ -47,6 +48,7 @@ BUILDERS: dict[str, Callable[..., Iterable[Sample]]] = {
     "equations": equation_samples,
     "needle": needle_samples,
     "documents": document_samples,
+    "speech": speech_samples,
 }
 """By source; each takes the number of prompts, and the source's own keys."""
 CONVERSATIONS = 16

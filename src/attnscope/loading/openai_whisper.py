@@ -44,13 +44,7 @@ def convert(
     """Write config, weights, tokenizer and feature extractor; `heads` are the alignment heads."""
     import torch
     from safetensors.torch import save_file
-    from transformers import (
-        GenerationConfig,
-        WhisperConfig,
-        WhisperFeatureExtractor,
-        WhisperForConditionalGeneration,
-        WhisperProcessor,
-    )
+    from transformers import WhisperFeatureExtractor, WhisperProcessor
 
     read = torch.load(checkpoint, map_location="cpu", weights_only=True)
     dims, weights = read["dims"], read["model_state_dict"]
@@ -61,7 +55,21 @@ def convert(
             code="unsupported-checkpoint",
             tokens=dims["n_vocab"],
         )
-    config = WhisperConfig(
+    _config(dims).save_pretrained(folder)
+    save_file(
+        {_renamed(name): tensor.contiguous() for name, tensor in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    _generation(dims, heads).save_pretrained(folder)
+    extractor = WhisperFeatureExtractor(feature_size=dims["n_mels"])
+    WhisperProcessor(extractor, _tokenizer(vocabulary)).save_pretrained(folder)
+
+
+def _config(dims: dict[str, int]) -> Any:
+    from transformers import WhisperConfig
+
+    return WhisperConfig(
         vocab_size=dims["n_vocab"],
         num_mel_bins=dims["n_mels"],
         d_model=dims["n_text_state"],
@@ -77,16 +85,15 @@ def convert(
         eos_token_id=END,
         pad_token_id=END,
         decoder_start_token_id=START,
-        architectures=[WhisperForConditionalGeneration.__name__],
+        architectures=["WhisperForConditionalGeneration"],
         dtype="float16",
     )
-    config.save_pretrained(folder)
-    save_file(
-        {_renamed(name): tensor.contiguous() for name, tensor in weights.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    GenerationConfig(
+
+
+def _generation(dims: dict[str, int], heads: Sequence[tuple[int, int]]) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
         bos_token_id=END,
         eos_token_id=END,
         pad_token_id=END,
@@ -97,9 +104,7 @@ def convert(
         alignment_heads=[list(head) for head in heads],
         suppress_tokens=[],
         begin_suppress_tokens=[220, END],
-    ).save_pretrained(folder)
-    extractor = WhisperFeatureExtractor(feature_size=dims["n_mels"])
-    WhisperProcessor(extractor, _tokenizer(vocabulary)).save_pretrained(folder)
+    )
 
 
 def _renamed(name: str) -> str:

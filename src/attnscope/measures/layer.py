@@ -161,6 +161,20 @@ class PerQuery:
 
 
 @dataclass(eq=False, kw_only=True)
+class Sound:
+    """What a speech model heard: its cross-attention, and the words in time. F frames."""
+
+    cross: PerQuery
+    """The attention of each counted query to the frames."""
+    frames: NDArray[np.int64]
+    """[B]: the number of frames with sound; the others are silence that was added."""
+    word_of_frame: NDArray[np.int64]
+    """[B, F]: the word that is spoken; -1 for none."""
+    word_of_token: NDArray[np.int64]
+    """[B, K]: the word that a token belongs to; -1 for none."""
+
+
+@dataclass(eq=False, kw_only=True)
 class Completions:
     """What the model generated after each prompt of a batch."""
 
@@ -217,6 +231,13 @@ class Layer:
     tokens: NDArray[np.int64] | None = None
     """[B, K]: the ids of the tokens, -1 for padding."""
     generated: Completions | None = None
+    sound: Sound | None = None
+
+    @property
+    def heard(self) -> Sound:
+        """The sound, for a measure that needs it."""
+        assert self.sound is not None
+        return self.sound
 
     @property
     def per_query(self) -> PerQuery:

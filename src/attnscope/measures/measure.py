@@ -19,6 +19,7 @@ Need = Literal[
     "activations",
     "residual",
     "next_token",
+    "sound",
 ]
 Range = tuple[float, float]
 """The smallest and the largest possible value."""

@@ -18,7 +18,7 @@ FILES = (
     *("reshaping", "uniformity", "values", "affine", "activations"),
     "residual",
     "next_token",
-    *("completion", "received", "by_query"),
+    *("completion", "received", "by_query", "alignment"),
 )
 """The files that declare measures, in the order of the documentation."""
 
@@ -33,7 +33,8 @@ MEASURES: dict[str, Measure] = {
 BY_HEAD: tuple[str, ...] = tuple(
     name
     for name, m in MEASURES.items()
-    if m.level == "head" and not (m.compares_to_base or m.per or m.about_generation)
+    if m.level == "head"
+    and not (m.compares_to_base or m.per or m.about_generation or "sound" in m.needs)
 )
 """Measures with one number per head that need one watched text only."""
 

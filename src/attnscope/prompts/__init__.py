@@ -10,6 +10,7 @@ from attnscope.prompts.math import math_samples
 from attnscope.prompts.needle import needle_samples
 from attnscope.prompts.sample import Sample
 from attnscope.prompts.spatial import spatial_samples
+from attnscope.prompts.speech import speech_samples
 
 __all__ = [
     "Filler",
@@ -27,4 +28,5 @@ __all__ = [
     "read",
     "read_conversations",
     "spatial_samples",
+    "speech_samples",
 ]

@@ -32,7 +32,7 @@ from attnscope.spec.fields import (
     as_list,
 )
 from attnscope.spec.generate import GENERATED, Generate
-from attnscope.spec.prompt_sources import Prompts, TokenPrompts
+from attnscope.spec.prompt_sources import Prompts, SpeechPrompts, TokenPrompts
 from attnscope.spec.queries import parse_queries
 
 RENAMED = {"cut": "truncate"}
@@ -41,6 +41,8 @@ OF_ONE_PASS = {"flow", "values", "heads", "outputs", "activations", "residual", 
 """Needs of measures that generation does not provide."""
 _OF_RUN = re.compile(r"images/[0-9a-f]{64}\.[a-z]+$")
 """The name of a picture in a run."""
+SPEECH_NEEDS = {"sums", "rows", "flow", "max_logit", "sound"}
+"""What measures may need of a pass with sound."""
 DISPLAY_KEYS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
 
@@ -226,6 +228,7 @@ class Experiment(StrictModel):
                 code="needs-completion",
                 measure=alone[0],
             )
+        self._check_speech()
         if isinstance(self.prompts, TokenPrompts) and self.chat is True:
             raise InputError(
                 "prompts of random tokens take no chat template; write chat: false",
@@ -259,6 +262,33 @@ class Experiment(StrictModel):
                         value=label,
                     )
         return self
+
+    def _check_speech(self) -> None:
+        """Spoken sentences are fixed, and only they have sound."""
+        spoken = isinstance(self.prompts, SpeechPrompts)
+        hearing = [name for name in self.measures if "sound" in MEASURES[name].needs]
+        if hearing and not spoken:
+            raise InputError(
+                f"{hearing[0]!r} measures attention to sound; use the prompt source 'speech'",
+                code="needs-sound",
+                measure=hearing[0],
+            )
+        changed = [one for one in self.conditions.values() if one != Condition()]
+        if spoken and (self.variants or changed or self.chat is True or self.generate is not None):
+            raise InputError(
+                "prompts of the source 'speech' have one unchanged condition, no chat template, "
+                "and no 'generate': the sound and its transcript belong together",
+                code="speech-changed",
+            )
+        others = {name: MEASURES[name].needs - SPEECH_NEEDS for name in self.measures}
+        if spoken and (self.engine != "transformers" or any(others.values())):
+            known = [name for name, one in MEASURES.items() if one.needs <= SPEECH_NEEDS]
+            raise InputError(
+                "prompts of the source 'speech' are measured with engine: transformers, by the "
+                f"measures of attention: {', '.join(known)}",
+                code="not-with-speech",
+                measures=[name for name, needs in others.items() if needs],
+            )
 
     def _is_random(self) -> bool:
         """Whether anything depends on a seed."""

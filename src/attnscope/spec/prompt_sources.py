@@ -193,6 +193,16 @@ class TokenPrompts(StrictModel):
     repeats: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
 
 
+class SpeechPrompts(StrictModel):
+    """Spoken sentences for a speech model, from `attnscope.prompts.speech`: the decoder reads the
+    transcript, the encoder the sound."""
+
+    source: Literal["speech"] = "speech"
+    count: Count = 12
+    seed: Seed = 0
+    """Seed n takes the sentences after those of seed n − 1."""
+
+
 class HarnessPrompts(StrictModel):
     """The documents of a task of lm-evaluation-harness; `attnscope evaluate` measures them."""
 
@@ -215,6 +225,7 @@ Prompts = Annotated[
     | NeedlePrompts
     | DocumentPrompts
     | TokenPrompts
+    | SpeechPrompts
     | HarnessPrompts,
     Field(discriminator="source"),
 ]
@@ -231,6 +242,7 @@ SOURCES: dict[str, type[StrictModel]] = {
     "needle": NeedlePrompts,
     "documents": DocumentPrompts,
     "tokens": TokenPrompts,
+    "speech": SpeechPrompts,
     "lm-eval": HarnessPrompts,
 }
 """By the word under `source`."""

@@ -74,6 +74,8 @@ class ModelCache:
             offers.append(Offer(name=name, source=name, about=about, here=here, kind=kind))
 
         for name, real in zoo.FETCHED.items():
+            if real.reads_sound:  # the page has no sound
+                continue
             here = where(name) is not None
             first = "" if here else f" (fetch it with: attnscope models --get {name})"
             offer(f"zoo:{name}", f"{real.title}, a real model{first}", here=here)

@@ -89,9 +89,7 @@ class Fetched:
     @property
     def weights(self) -> Packaged:
         """The file with the weights."""
-        return Packaged(
-            title=self.title, package=self.package, file=self.file, sha256=self.sha256
-        )
+        return Packaged(title=self.title, package=self.package, file=self.file, sha256=self.sha256)
 
     @property
     def reads_sound(self) -> bool:
