@@ -21,9 +21,9 @@ from attnscope.evaluate.evaluation import Evaluation, evaluate, measure_effects
 from attnscope.evaluate.tasks import answers_of, find_task, same_number, same_text
 from attnscope.experiment.prompt_list import samples_of
 from attnscope.report import build
+from attnscope.report.scores import compare_with_base, pass_at, score_table
 from attnscope.run.store import open_run
 from attnscope.spec.conditions import ArmSpec, Condition, Insert, KnockoutSpec, SteerSpec
-from attnscope.stats.scores import compare_with_base, pass_at, score_table
 from attnscope.tokens import DEFAULT, apply_chat_template, tokenize_all
 from support_errors import raises
 

@@ -14,9 +14,9 @@ import attnscope
 from attnscope.errors import InputError
 from attnscope.evaluate.evaluation import Evaluation, evaluate, measure_effects
 from attnscope.evaluate.tasks import MATCHES, find_task
+from attnscope.report.scores import compare_with_base, score_table
 from attnscope.run.store import open_run
 from attnscope.stats.proportions import wilson
-from attnscope.stats.scores import compare_with_base, score_table
 from attnscope.tokens import apply_chat_template, load_classes, tokenize
 from attnscope.tokens.chat import as_question
 from support_errors import raises

@@ -70,6 +70,15 @@ def test_check_run_query(attnscope, file, tmp_path):
     counts = {one["name"]: one for one in json.loads(out)["classes"]}
     assert counts["digit"]["tokens"] > 0
     assert counts["hash"]["without"] == [0, 1, 2, 3]
+    assert len(json.loads(out)["decides"]) == 1  # four prompts, no claims
+    (tmp_path / "mine.yaml").write_text("claims: {all: mass > 0.9, sinks: mass < 1 in most heads}")
+    how = ("--check", "--claims", "mine.yaml")
+    code, out, err = attnscope("run", file, *how, "--json", cwd=tmp_path)
+    _, mean, heads = json.loads(out)["decides"]
+    assert (mean["claim"], mean["model"], mean["least"]) == ("all", "tiny", 6)
+    code, out, err = attnscope("run", file, *how, cwd=tmp_path)
+    assert {mean["text"], heads["text"]} <= set(out.splitlines())
+    (tmp_path / "mine.yaml").unlink()
 
     code, out, err = attnscope("run", file, cwd=tmp_path)
     assert code == 0

@@ -1,8 +1,10 @@
 """Lines of claims: what they mean, and the column of a mistake."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from attnscope.errors import InputError
 from attnscope.recipes import built_in_claims
@@ -133,3 +135,13 @@ def test_every_built_in_claim_names_its_keys_and_queries():
         for line in claim.lines:
             assert parse_line(line.text) == line
             assert all(q.keys and q.queries for q in line.quantities)
+
+
+def test_every_line_of_the_page_is_a_line():
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]*\? \| `(.+?)` \|$", page, flags=re.MULTILINE)
+    assert len(rows) >= 6
+    blocks = re.findall(r"```yaml\n(.+?)```", page, flags=re.DOTALL)
+    lines = [line for block in blocks for line in yaml.safe_load(block)["claims"].values()]
+    for line in rows + lines:
+        assert parse_line(line).text == line

@@ -7,7 +7,7 @@ from scipy import stats
 from attnscope.errors import InputError
 from attnscope.stats.clusters import design_of, intraclass
 from attnscope.stats.families import at_least, false_discovery, holm, prompts_for, romano_wolf
-from attnscope.stats.means import detectable, effect_of, one_sample, paired, unpaired
+from attnscope.stats.means import effect_of, one_sample, paired, unpaired
 from attnscope.stats.proportions import newcombe
 
 
@@ -197,8 +197,9 @@ def test_at_least_k_heads_is_the_partial_conjunction():
 
 
 def test_the_number_of_prompts_that_many_heads_need():
-    n = prompts_for(270, 136, 0.025)
-    assert 135 * 2.0**-n <= 0.025 < 135 * 2.0 ** -(n - 1)
+    n = prompts_for(270, 0.025)
+    assert at_least([2.0**-n] * 270, 0.025) == 270
+    assert at_least([2.0 ** (1 - n)] * 270, 0.025) == 0
 
 
 def test_holm_is_monotone_and_leaves_nan():
@@ -264,12 +265,6 @@ def test_newcombes_p_is_the_level_at_which_the_interval_ends_at_0():
     for i, p in enumerate(result["p"]):
         ends = newcombe(a[:, [i]], b[:, [i]], level=1 - p)
         assert min(abs(ends["low"][0]), abs(ends["high"][0])) == pytest.approx(0, abs=1e-9)
-
-
-def test_detectable_differences_are_nan_where_prompts_cannot_decide():
-    assert np.isnan(detectable(5))
-    assert np.isnan(detectable(6, tests=28))
-    assert detectable(100) < detectable(12) < detectable(12, tests=28)
 
 
 def test_the_effect_is_in_standard_deviations_of_the_differences():

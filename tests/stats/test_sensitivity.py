@@ -7,8 +7,14 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.spec.claims import make_claims
-from attnscope.stats.sensitivity import MOST, robustness, robustness_summary, sensitivity
+from attnscope.spec.claims import make_claims, parse_line
+from attnscope.stats.sensitivity import (
+    MOST,
+    asking,
+    robustness,
+    robustness_summary,
+    sensitivity,
+)
 from made_values import masses
 
 NOISE = np.random.default_rng(0).normal(size=40)
@@ -46,6 +52,19 @@ def test_the_numbers_of_a_claim_are_varied():
     verdicts = dict(rows.filter(pl.col("normalise") == "mass").select("numbers", "verdict").rows())
     assert verdicts["as written"] == verdicts["lenient"] == "holds"
     assert verdicts["strict"] != "holds"
+
+
+@pytest.mark.parametrize("relation", [">", "<"])
+@pytest.mark.parametrize(
+    ("quantity", "written", "step"),
+    [("affine_r2", 0.9, 0.02), ("first_token", 0.3, 0.06), ("entropy", 2.0, 0.4)],
+)
+def test_a_threshold_stays_within_the_range_of_its_measure(quantity, written, step, relation):
+    line = parse_line(f"{quantity} {relation} {written}")
+    up = "strict" if relation == ">" else "lenient"
+    for how in ("strict", "lenient"):
+        sign = 1 if how == up else -1
+        assert asking(line, how).offset == pytest.approx(written + sign * step)
 
 
 def test_queries_and_whole_texts_are_varied_but_regions_are_not():

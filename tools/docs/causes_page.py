@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 from scipy.stats import spearmanr
 
+from attnscope.report.scores import score_table
 from attnscope.run.store import open_run
 from attnscope.stats.families import false_discovery
 from attnscope.stats.means import one_sample
-from attnscope.stats.scores import score_table
 from pages import put
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,112 +1,185 @@
-"""Judges the built-in claims on real and on bundled models and writes docs/findings.md.
+"""Judges the claims of all recipes on real and on bundled models, for docs/findings.md.
 
-    python tools/docs/findings.py [--prompts 200] [--real 200] [--out runs/findings]
-                                  [--also NAME=MODEL:PROMPTS …]
+    python tools/docs/findings.py --seed 31 --model NAME=MODEL:PROMPTS … [--pair A=MODEL,B=MODEL:N]
+    python tools/docs/findings.py --write
 
-`zoo:smollm2` and its fine-tune come first, then the models of `--also` (any that `load` takes),
-then the bundled tiny models. Only the first lines of the page are written by hand. Runs that
-exist in `--out` are not measured again.
+Every recipe is run on every model (`token-types` on pairs) with prompts of this seed. A run that
+exists in `--out` is not measured again, and one that a model cannot do (too few positions, no end
+of a completion) is listed with its reason. `--write` puts the tables into the page.
 """
 
 import argparse
-from collections.abc import Iterable
+import json
+import re
+import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import attnscope
+from attnscope.errors import AttnscopeError
 from attnscope.experiment.execute import run
 from attnscope.recipes import RECIPES
-from attnscope.spec.experiment import Experiment
+from attnscope.spec.claims import Line
+from attnscope.stats.outcome import COUNTS, Result
 from attnscope.stats.run_stats import judge_run
+from attnscope.stats.sentences import cells_of
 from attnscope.stats.verdicts import Verdict
 
+sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
+
+from pages import put
+
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
-HEAD = """# Findings
-Which published claims hold on our models. **Real pretrained models** come first, then \
-[zoo](zoo.md) models that are **tiny and were trained for this project**. A verdict is about the \
-model and the prompts it names. The thresholds (5 %, 0.9, shares of heads) are ours; the papers \
-give none. [statistics.md](statistics.md) has the rules. Command: `python tools/docs/findings.py`. \
-Layers and heads count from 0. [causes.md](causes.md) has the effects of interventions.
-"""
-PAIR, FILLER, ACTIVE = "token-types", "filler-vs-sentence", "filler-activations"
-TINY = ("zoo:math-qwen2", "zoo:chat-llama", "zoo:chat-gemma3")
+PAIR = "token-types"
+REAL = ("smollm2", "qwen-0.5b")
+MODELS = (*REAL, "math-qwen2", "chat-llama", "chat-gemma3")
+PAIRS = ("smollm2-smollm2-phys", "spatial-base-spatial-phys")
+"""Labels of `--model` and folders of `--pair`, in the order of the page."""
+Models = dict[str, str]
 
 
-class Judged(NamedTuple):
-    """A verdict and the models it is about."""
-
-    where: str
-    verdict: Verdict
-
-
-def experiments(prompts: int, real: int, also: Iterable[str]) -> dict[str, Experiment]:
-    """What is measured, by the name of its folder, in the order of the page."""
-    chosen = {
-        "smollm2-pair": RECIPES[PAIR](models=RECIPES[PAIR].real, prompts=real),
-        "smollm2-filler": RECIPES[FILLER](models=RECIPES[FILLER].real, prompts=real),
-        "smollm2-activations": RECIPES[ACTIVE](models=RECIPES[ACTIVE].real, prompts=real),
-    }
-    for one in also:
-        name, _, rest = one.partition("=")
-        model, _, count = rest.rpartition(":")
-        for recipe, suffix in ((FILLER, ""), (ACTIVE, "-activations")):
-            made_for = RECIPES[recipe](models={name: model}, prompts=int(count))
-            chosen[name.lower() + suffix] = made_for
-    return chosen | {
-        PAIR: RECIPES[PAIR](prompts=prompts),
-        FILLER: RECIPES[FILLER](prompts=prompts),
-        ACTIVE: RECIPES[ACTIVE](models=TINY, prompts=prompts),
-    }
+def measure(out: Path, recipe: str, models: Models, prompts: int, seed: int) -> None:
+    """One recipe on one model or pair, with the claims stored before the run."""
+    folder = out / recipe / "-".join(models)
+    failed = folder.with_suffix(".failed.json")
+    if (folder / "manifest.json").is_file() or failed.is_file():
+        return
+    declared = RECIPES[recipe]
+    keys = {} if recipe == "injection" else {"seed": seed}  # its prompts are those of a file
+    try:
+        run(declared(models=models, prompts=prompts, **keys), folder, claims=declared.claims)
+    except AttnscopeError as why:
+        failed.parent.mkdir(parents=True, exist_ok=True)
+        failed.write_text(json.dumps({"code": why.code, "text": str(why)}))
+    print(recipe, *models, flush=True)
 
 
-def overview(rows: list[Judged]) -> str:
-    """Claims × models: the verdicts."""
-    columns = list(dict.fromkeys(row.where for row in rows))
+def verdicts(out: Path) -> dict[tuple[str, str], list[Verdict]]:
+    """The verdicts by claim and by folder of models; only of the recipe's own claims."""
+    found: dict[tuple[str, str], list[Verdict]] = {}
+    for name, recipe in RECIPES.items():
+        for folder in sorted((out / name).glob("*/")) if recipe.claims else []:
+            if not (folder / "manifest.json").is_file():
+                continue
+            for verdict in judge_run(attnscope.open_run(folder), recipe.claims):
+                if verdict.results:
+                    found.setdefault((verdict.claim, folder.name), []).append(verdict)
+    return found
+
+
+def numbers(line: Line, result: Result) -> str:
+    """The change of a line, or how many heads."""
+    cells = cells_of(line, result)
+    if result.estimate is None:
+        return "–"
+    if result.kind in COUNTS:
+        return f"{cells['interval'].replace(' … ', ' to ')} of {result.rows}"
+    return f"{cells['change']} [{cells['interval'].replace(' … ', ', ')}]"
+
+
+def overview(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) -> list[str]:
+    """Claims × models: the verdict, and of a claim with one line its number."""
     lines = [f"| claim | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
-    for claim in dict.fromkeys(row.verdict.claim for row in rows):
-        words = {row.where: row.verdict.verdict for row in rows if row.verdict.claim == claim}
-        lines.append(f"| {claim} | {' | '.join(words.get(each, '') for each in columns)} |")
-    return "\n".join(lines) + "\n"
+    for claim in dict.fromkeys(claim for claim, where in found if where in columns):
+        cells = []
+        for where in columns:
+            some = found.get((claim, where), [])
+            mine = [
+                f"**{v.summary.replace(' parts fail', '')}**"
+                + (f" {numbers(v.lines[0], v.results[0])}" if len(v.lines) == 1 else "")
+                for v in some
+            ]
+            cells.append("; ".join(mine) or "–")
+        lines.append(f"| {claim} | {' | '.join(cells)} |")
+    return lines
 
 
-def section(claim: str, rows: list[Judged]) -> str:
-    """One claim: its statement, and the numbers of every model."""
-    lines = [
-        f"## {claim}\n{rows[0].verdict.statement}\n",
-        "| where | verdict | numbers |",
-        "| --- | --- | --- |",
-    ]
-    for where, verdict in rows:
-        reason = verdict.reason.replace("\n", "; ").replace("|", "\\|")
-        lines.append(f"| {where} | **{verdict.verdict}** | {reason} |")
-    return "\n".join(lines) + "\n"
+def by_layer(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) -> list[str]:
+    """Claims in each layer × pairs."""
+    lines = [f"| claim, layer | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    cells: dict[str, dict[str, str]] = {}
+    for where in columns:
+        for (_, folder), some in found.items():
+            for v in some if folder == where else []:
+                text = f"**{v.verdict}** {numbers(v.lines[0], v.results[0])}"
+                cells.setdefault(f"{v.claim}, {v.layer}", {})[where] = text
+    for name, row in cells.items():
+        lines.append(f"| {name} | {' | '.join(row.get(where, '–') for where in columns)} |")
+    return lines
+
+
+def parts(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) -> list[str]:
+    """The lines of claims with several × models."""
+    lines = [f"| claim, part | needed | {' | '.join(columns)} |"]
+    lines += ["| --- " * (len(columns) + 2) + "|"]
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for (claim, where), some in found.items():
+        for v in some if where in columns and len(some[0].lines) > 1 else []:
+            for line, result in zip(v.lines, v.results, strict=True):
+                key = (f"{claim}, `{short(line)}`", cells_of(line, result)["needed"])
+                cells.setdefault(key, {})[where] = f"{numbers(line, result)}: {result.word}"
+    for (name, needed), row in cells.items():
+        texts = (row.get(where, "–") for where in columns)
+        lines.append(f"| {name} | {needed} | {' | '.join(texts)} |")
+    return lines
+
+
+def short(line: Line) -> str:
+    """The measure of a line, with the option and the scope that distinguish it from the others."""
+    option = "+".join(line.left.cls) or (
+        "" if line.left.layer is None else f"layer {line.left.layer}"
+    )
+    heads = f" in {line.scope.least} {line.scope.kind}" if line.scope.kind in COUNTS else ""
+    return f"{line.left.measure}{f'[{option}]' if option else ''}{heads}"
+
+
+def notes(found: dict[tuple[str, str], list[Verdict]]) -> list[str]:
+    """What limits the verdicts: similar prompts, skewness."""
+    texts: dict[str, list[str]] = {}
+    for (claim, where), some in found.items():
+        for v in some:
+            place = f"{claim} ({where}{'' if v.layer is None else f', layer {v.layer}'})"
+            for note in (*v.notes, *(result.note for result in v.results if result.note)):
+                text = re.sub(r" \(intraclass correlation [\d.]+\)", "", note)
+                texts.setdefault(text, []).append(place)
+    return [f"- {note}: {', '.join(dict.fromkeys(places))}." for note, places in texts.items()]
+
+
+def write(out: Path) -> None:
+    """The tables of the page."""
+    found = verdicts(out)
+    columns = [name for name in MODELS if any(where == name for _, where in found)]
+    real = [name for name in columns if name in REAL]
+    put("verdicts", overview(found, columns), PAGE)
+    put("pairs", by_layer(found, [w for w in PAIRS if any(where == w for _, where in found)]), PAGE)
+    put("parts", parts(found, real), PAGE)
+    put("notes", notes(found), PAGE)
+
+
+def _parsed(text: str) -> tuple[Models, int]:
+    """NAME=MODEL,NAME=MODEL:PROMPTS"""
+    models, _, prompts = text.rpartition(":")
+    pairs = (one.partition("=") for one in models.split(","))
+    return {label: model for label, _, model in pairs}, int(prompts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=200, help="prompts of the tiny models")
-    parser.add_argument("--real", type=int, default=200, help="prompts of SmolLM2")
-    parser.add_argument("--out", type=Path, default=Path("runs/findings"), help="folder of runs")
-    parser.add_argument("--also", nargs="*", default=[], metavar="NAME=MODEL:PROMPTS")
-    options = parser.parse_args()
-    rows: list[Judged] = []
-    for folder, experiment in experiments(options.prompts, options.real, options.also).items():
-        run(experiment, options.out / folder)
-        opened = attnscope.open_run(options.out / folder)
-        pair = " → ".join(opened.experiment.models)
-        rows += [
-            Judged(verdict.model or f"{pair}, layer {verdict.layer}", verdict)
-            for verdict in judge_run(opened)
-            if verdict.verdict != "not measured"
-        ]
-        print(folder, flush=True)
-    claims = dict.fromkeys(row.verdict.claim for row in rows)
-    pairs = [row for row in rows if row.verdict.model is None]
-    single = [row for row in rows if row.verdict.model is not None]
-    parts = [HEAD, "## Overview", overview(single), overview(pairs)]
-    parts += [section(name, [r for r in rows if r.verdict.claim == name]) for name in claims]
-    PAGE.write_text("\n".join(parts), encoding="utf-8")
-    print(PAGE)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", nargs="*", default=[], metavar="NAME=MODEL:PROMPTS")
+    parser.add_argument("--pair", nargs="*", default=[], metavar="A=MODEL,B=MODEL:PROMPTS")
+    parser.add_argument("--only", nargs="*", default=list(RECIPES), metavar="RECIPE")
+    parser.add_argument("--out", type=Path, default=Path("runs/findings"))
+    parser.add_argument("--write", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.write:
+        write(chosen.out)
+        return
+    for text in chosen.pair:
+        measure(chosen.out, PAIR, *_parsed(text), chosen.seed)
+    for text in chosen.model:
+        for recipe in chosen.only:
+            if recipe != PAIR:
+                measure(chosen.out, recipe, *_parsed(text), chosen.seed)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def _pair(text: str | None) -> Any:
 def _print_scores(runs: Sequence[Run]) -> None:
     """The scores of the runs that are evaluations."""
     from attnscope.cli.evaluate import print_scores
-    from attnscope.stats.scores import score_table
+    from attnscope.report.scores import score_table
 
     for run in runs:
         print_scores(score_table(run))

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnscope.experiment.executor import Executor
     from attnscope.experiment.plan import Plan
     from attnscope.experiment.shard import Shard as Part
+    from attnscope.spec.claims import Claim
 Claims = Annotated[
     Path | None,
     typer.Option(
@@ -67,7 +68,7 @@ Check = Annotated[
     typer.Option(
         "--check",
         help="Validate the experiment and measure one batch of each model; print the plan with "
-        "its time and memory. Nothing is stored.",
+        "its time and memory, and what the prompts can decide. Nothing is stored.",
     ),
 ]
 
@@ -134,7 +135,7 @@ def run(
     no_bars()
     plan, extends = plan_run(experiment, folder, extend=extend)
     if check:
-        _print_plan(plan, load_within=load_within, quiet=quiet, json=json)
+        _print_plan(plan, frozen or (), load_within=load_within, quiet=quiet, json=json)
         return
     options = {"claims": frozen, "shard": part, "executor": executor, "mixed": mixed}
     outcome = carry_out(plan, folder, quiet=quiet or json, extends=extends, **options)
@@ -237,20 +238,25 @@ def query(
         print(without_control(str(result)))
 
 
-def _print_plan(plan: Plan, *, load_within: float, quiet: bool, json: bool) -> None:
+def _print_plan(
+    plan: Plan, claims: Sequence[Claim], *, load_within: float, quiet: bool, json: bool
+) -> None:
     from dataclasses import asdict
 
     from attnscope.cli.experiment_summary import choices
     from attnscope.experiment.class_counts import class_counts
     from attnscope.experiment.estimate import estimate
 
+    decides = list(_decides(plan, claims))
     estimates, counts = estimate(plan, load_within=load_within), class_counts(plan)
     if json:
         plans, classes = [asdict(one) for one in estimates], [asdict(one) for one in counts]
-        print_json({"experiment": plan.stored.to_dict(), "plan": plans, "classes": classes})
+        data = {"experiment": plan.stored.to_dict(), "plan": plans, "classes": classes}
+        print_json({**data, "decides": decides})
         return
     if not quiet:
         print(*choices(plan.stored), "", *_class_lines(counts), "", sep="\n")
+        print(*(one["text"] for one in decides), "", sep="\n")
     for one in estimates:
         memory = "" if one.bytes is None else f" and {one.bytes / 2**20:,.0f} MiB"
         print(
@@ -262,6 +268,35 @@ def _print_plan(plan: Plan, *, load_within: float, quiet: bool, json: bool) -> N
         f"{plan.experiment.name}: {plan.size:,} cells, about "
         f"{_duration(sum(one.seconds for one in estimates))} on {plan.device}, without loading"
     )
+
+
+def _decides(plan: Plan, claims: Sequence[Claim]) -> Iterator[dict[str, Any]]:
+    """What the prompts can decide: one difference, and every line of the claims."""
+    import polars as pl
+
+    from attnscope.stats.decidable import decidable, detectable
+    from attnscope.stats.means import MINIMUM
+    from attnscope.stats.resampling import ResamplingUnits
+
+    prompts = range(len(plan.metadata))
+    table = pl.DataFrame(plan.metadata, infer_schema_length=None)
+    metadata = table.with_columns(pl.Series("prompt", prompts, pl.Int64))
+
+    def units(cluster: str | None) -> int:
+        return ResamplingUnits(metadata, cluster).count(prompts)
+
+    n = units(None)
+    text = f"{n} prompts find a difference of {detectable(n):.2f} standard deviations four times in"
+    few = f"{n} prompts have no interval and no p-value: at least {MINIMUM} are needed"
+    yield {"least": MINIMUM, "text": f"{text} five" if n >= MINIMUM else few}
+    for model in plan.models:
+        layers = model.info.layers or 1 if model.layers is None else len(model.layers)
+        heads = model.info.heads or 1 if model.heads is None else len(model.heads)
+        for claim in claims:
+            results = decidable(claim, units, layers, heads)
+            for line, one in zip(claim.lines, results, strict=True):
+                text = f"  {claim.name} ({model.label}), {line.text}: {one.text}"
+                yield {"claim": claim.name, "model": model.label, **one._asdict(), "text": text}
 
 
 def _class_lines(counts: Sequence[ClassCount]) -> Iterator[str]:

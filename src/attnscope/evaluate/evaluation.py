@@ -24,11 +24,11 @@ from attnscope.experiment.plan import Plan, make_plan
 from attnscope.figures.export import save, write
 from attnscope.figures.registry import draw_table
 from attnscope.loading import load_text_model
+from attnscope.report.scores import score_table
 from attnscope.run.schemas import COMPLETIONS
 from attnscope.run.store import Run, open_run
 from attnscope.run.writer import open_directory
 from attnscope.spec.experiment import Experiment, make_experiment
-from attnscope.stats.scores import score_table
 
 PREFIX = "lm-eval:"
 _CELL = ("model", "prompt", "condition")

@@ -41,7 +41,9 @@ def filler_vs_sentence(
     chosen = labelled(models)
     if heads is None:
         heads = {label: [HEADS.get(name, 0)] for label, name in chosen.items()}
-    inserts = {"filler": SLASHES, "sentence": {"kind": "sentence", "count": 55}}
+    # Sentence n is drawn with seed + n; those of two seeds share none.
+    sentence = {"kind": "sentence", "count": 55, "seed": seed * prompts}
+    inserts = {"filler": SLASHES, "sentence": sentence}
     return filler_experiment(
         "filler-vs-sentence", chosen, (prompts, seed), inserts, layers, heads, MEASURES, keys
     )

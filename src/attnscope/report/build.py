@@ -23,11 +23,11 @@ from attnscope.figures.text_format import BUNDLED, count, join
 from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.recipes import RECIPES
 from attnscope.report.published import published_statistics
+from attnscope.report.scores import score_table
 from attnscope.spec.conditions import Condition
 from attnscope.spec.experiment_yaml import experiment_to_yaml
 from attnscope.stats.paired import TESTED
 from attnscope.stats.run_stats import compare_run
-from attnscope.stats.scores import score_table
 from attnscope.stats.sensitivity import not_judged_note
 from attnscope.stats.verdicts import verdict_table
 

@@ -87,6 +87,6 @@ def at_least(p: ArrayLike, alpha: float) -> int:
     return int(len(ordered) if shown.all() else np.argmin(shown))
 
 
-def prompts_for(heads: int, needed: int, alpha: float) -> int:
-    """The smallest number of prompts with which so many of these heads can be shown."""
-    return max(MINIMUM, int(np.ceil(np.log2(max(heads - needed + 1, 1) / alpha))))
+def prompts_for(heads: int, alpha: float) -> int:
+    """The smallest number of prompts with which any number of these heads can be shown."""
+    return max(MINIMUM, int(np.ceil(np.log2(heads / alpha))))

@@ -243,15 +243,6 @@ def one_sample(
     return Contrast(zero, second, range_b=within).at(0.0)
 
 
-def detectable(n: int, tests: int = 1) -> float:
-    """The difference, in standard deviations of the prompts, that n prompts find four times in
-    five, in each of so many tests corrected together; nan if n prompts can find none."""
-    if n < MINIMUM or 2.0 ** (1 - n) > 0.05 / tests:
-        return float("nan")
-    reach = stats.t.isf(0.025 / tests, n - 1) + stats.t.isf(0.2, n - 1)
-    return float(reach / np.sqrt(n))
-
-
 def effect_of(contrast: Contrast) -> Floats:
     """The difference in standard deviations (paired: of the differences; else the pooled one),
     with Hedges' correction for few prompts."""

@@ -197,16 +197,13 @@ def _count(
     low, high = at_least(supports, alpha / 2), rows - at_least(opposes, alpha / 2)
     units = int(contrast.units[~spoilt].min(initial=len(b.x))) if not spoilt.all() else 0
     word = word_of(line, low, high, (needed,), None)
-    to_hold = prompts_for(rows, needed, alpha / 2)
-    least = min(to_hold, prompts_for(rows, rows - needed + 1, alpha / 2))
+    least = prompts_for(rows, alpha / 2)
     note = ""
     if needed > rows:
         word, note = CANNOT_TELL, f"there are only {rows} {line.scope.kind}"
     elif word == OPEN and units < least:
         word = CANNOT_TELL
         note = f"{rows} {line.scope.kind} need at least {least} prompts, and there are {units}"
-    elif word == OPEN and units < to_hold:
-        note = f"{units} prompts cannot show it; that takes at least {to_hold}"
     elif spoilt.any():
         note = f"{int(spoilt.sum())} of {rows} have no value in more than 1 in {ONE_IN} prompts"
     order = np.argsort(np.nan_to_num(supports, nan=1.0), kind="stable")[: min(low, NAMED)]

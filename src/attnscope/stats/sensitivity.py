@@ -12,7 +12,7 @@ import polars as pl
 
 from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import COLUMNS
-from attnscope.run.tables import Values
+from attnscope.run.tables import Values, possible
 from attnscope.spec.claims import NORMALISE, Claim, Line, Quantity
 from attnscope.spec.experiment import Experiment
 from attnscope.stats.outcome import none_of
@@ -150,8 +150,8 @@ def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
 
 
 def asking(line: Line, how: str) -> Line:
-    """A line that asks for half, or for twice, as much beyond none; of a threshold 20 % less or
-    more, and of most heads a third or two thirds."""
+    """A line that asks for half, or for twice, as much beyond none; of a threshold, 20 % of its
+    distance to the nearer end of the range less or more; of most heads a third or two thirds."""
     if how == NUMBERS[0]:
         return line
     by = 0.5 if how == "lenient" else 2.0
@@ -165,8 +165,11 @@ def asking(line: Line, how: str) -> Line:
     if line.right is not None:
         factor = 1 + by * (line.factor - 1)
         return replace(line, factor=factor, offset=by * line.offset, scope=scope)
-    easier = (by < 1) == (line.relation == "more")
-    return replace(line, offset=line.offset * (0.8 if easier else 1.2), scope=scope)
+    ends = possible(line.left.measure, line.left.scale)
+    nearer = min(abs(line.offset - end) if math.isfinite(end) else math.inf for end in ends)
+    step = 0.2 * (nearer if math.isfinite(nearer) else abs(line.offset))
+    lower = (by < 1) == (line.relation == "more")
+    return replace(line, offset=line.offset + (-step if lower else step), scope=scope)
 
 
 def _row(verdict: Verdict, part: int) -> dict[str, Any]:

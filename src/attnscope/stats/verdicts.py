@@ -22,6 +22,7 @@ from attnscope.stats.evidence import (
     UndecidableError,
     read_claim,
 )
+from attnscope.stats.means import MINIMUM
 from attnscope.stats.outcome import (
     ALPHA,
     CANNOT_TELL,
@@ -116,7 +117,7 @@ def judge(
         replace(
             verdict,
             written=_written(claim, written, earlier, interim, sources),
-            notes=(*notes, *verdict.notes) if verdict.results else (),
+            notes=(*notes, *verdict.notes),
         )
         for claim in claims
         for verdict in _judged(claim, contents)
@@ -194,21 +195,27 @@ def _bound(claim: Claim, contents: RunContents, binding: Binding) -> list[Verdic
     layers = samples[0][1].columns["layer"].to_list() if each else [None]
     results = _results(claim, samples, contents.sources, len(layers))
     similar = _similar(claim, samples, contents.sources)
-    clustered = {
-        name: _results(claim, samples, replace(contents.sources, cluster=name), len(layers))
-        for name in similar
-    }
+    clustered = {name: replace(contents.sources, cluster=name) for name in similar}
+    judged = {name: _results(claim, samples, of, len(layers)) for name, of in clustered.items()}
+    many = {name: of.count(samples[0][1].prompts) for name, of in clustered.items()}
     verdicts = []
     for at, layer in enumerate(layers):
-        words = {name: _overall(of_layers[at]) for name, of_layers in clustered.items()}
+        words = {name: _overall(of_layers[at]) for name, of_layers in judged.items()}
         notes = tuple(
-            f"prompts of one {name} are alike (intraclass correlation {similar[name]:.2f}): "
-            f"counted as clusters it {word if word in (HOLDS, FAILS) else f'is {word!r}'}"
-            for name, word in words.items()
+            _similarity_note(name, similar[name], many[name], words[name]) for name in similar
         )
         known = {"results": results[at], "notes": notes}
         verdicts.append(verdict(_overall(results[at]), _reason(claim, results[at]), layer, **known))
     return verdicts
+
+
+def _similarity_note(name: str, correlation: float, clusters: int, word: str) -> str:
+    """A note on prompts that are alike; fewer than `MINIMUM` groups are no sample of others."""
+    if clusters < MINIMUM:
+        then = f"the verdict is about these {clusters} only"
+    else:
+        then = f"counted as clusters it {word if word in (HOLDS, FAILS) else f'is {word!r}'}"
+    return f"prompts of one {name} are alike (intraclass correlation {correlation:.2f}): {then}"
 
 
 def _results(

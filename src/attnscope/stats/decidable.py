@@ -1,0 +1,60 @@
+"""What so many prompts can decide, before a run: differences, and numbers of heads."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from attnscope.spec.claims import Claim, Line
+from attnscope.stats.families import prompts_for
+from attnscope.stats.means import MINIMUM
+from attnscope.stats.outcome import ALPHA, COUNTS
+
+
+def detectable(n: int, tests: int = 1) -> float:
+    """The difference, in standard deviations of the prompts, that n prompts find four times in
+    five, in each of so many tests corrected together; nan if n prompts can find none."""
+    if n < least_prompts(tests):
+        return float("nan")
+    reach = stats.t.isf(ALPHA / 2 / tests, n - 1) + stats.t.isf(0.2, n - 1)
+    return float(reach / np.sqrt(n))
+
+
+def least_prompts(tests: int) -> int:
+    """The smallest number of prompts that can decide each of so many tests."""
+    return max(MINIMUM, int(np.ceil(1 - np.log2(ALPHA / tests))))
+
+
+class Decidable(NamedTuple):
+    """What this many prompts or clusters can show for one line of a claim."""
+
+    least: int
+    """The smallest number of prompts or clusters that can decide it; 0: no number can."""
+    text: str
+
+
+def decidable(
+    claim: Claim, units: Callable[[str | None], int], layers: int, heads: int
+) -> list[Decidable]:
+    """One for each line of a claim. `units` gives the number of prompts, or of clusters by a
+    column; a model has so many layers with so many heads each."""
+    lines = len(claim.lines)
+    return [_line(line, lines, units(line.cluster), layers, heads) for line in claim.lines]
+
+
+def _line(line: Line, lines: int, n: int, layers: int, heads: int) -> Decidable:
+    scope = line.scope
+    some = layers if scope.layers is None else len(scope.layers)
+    tests = lines * (some if scope.kind == "each" else 1)
+    rows = some * (heads if scope.kind == "heads" else 1)
+    least = least_prompts(tests)
+    text = f"found four times in five if {detectable(n, tests):.2f} standard deviations beyond it"
+    if scope.kind in COUNTS:
+        least, needed = prompts_for(rows, ALPHA / lines / 2), scope.needed(rows)
+        text = f"can be decided, {needed} of {rows} {scope.kind}"
+        if needed > rows:
+            return Decidable(0, f"cannot tell: there are only {rows} {scope.kind}")
+    if n < least:
+        text = f"cannot tell: needs at least {least} prompts or clusters, not {n}"
+    return Decidable(least, text)
