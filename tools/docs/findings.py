@@ -34,6 +34,8 @@ REAL = ("smollm2", "qwen-0.5b")
 MODELS = (*REAL, "math-qwen2", "chat-llama", "chat-gemma3")
 PAIRS = ("smollm2-smollm2-phys", "spatial-base-spatial-phys")
 """Labels of `--model` and folders of `--pair`, in the order of the page."""
+MANY = 8
+"""Notes on more verdicts name their claims only."""
 Models = dict[str, str]
 
 
@@ -125,10 +127,11 @@ def parts(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) -> li
 
 def short(line: Line) -> str:
     """The measure of a line, with the option and the scope that distinguish it from the others."""
-    option = "+".join(line.left.cls) or (
-        "" if line.left.layer is None else f"layer {line.left.layer}"
-    )
-    heads = f" in {line.scope.least} {line.scope.kind}" if line.scope.kind in COUNTS else ""
+    left, scope = line.left, line.scope
+    region = left.keys if left.keys not in ("all", "question") else ""
+    option = "+".join(left.cls) or (region if left.layer is None else f"layer {left.layer}")
+    kind = scope.kind[:-1] if scope.least == "every" else scope.kind
+    heads = f" in {scope.least} {kind}" if scope.kind in COUNTS else ""
     return f"{line.left.measure}{f'[{option}]' if option else ''}{heads}"
 
 
@@ -141,7 +144,12 @@ def notes(found: dict[tuple[str, str], list[Verdict]]) -> list[str]:
             for note in (*v.notes, *(result.note for result in v.results if result.note)):
                 text = re.sub(r" \(intraclass correlation [\d.]+\)", "", note)
                 texts.setdefault(text, []).append(place)
-    return [f"- {note}: {', '.join(dict.fromkeys(places))}." for note, places in texts.items()]
+    lines = []
+    for note, places in texts.items():
+        if len(places) > MANY:
+            places = [place.partition(" (")[0] for place in places]
+        lines.append(f"- {note}: {', '.join(dict.fromkeys(places))}.")
+    return lines
 
 
 def write(out: Path) -> None:

@@ -148,7 +148,8 @@ def cells_of(line: Line, result: Result) -> dict[str, str]:
         if math.isfinite(high - low):
             spread = (high - low) * (abs(result.before or 0) / 100 if percent else 1)
     if result.estimate is not None:
-        cells["change"] = f"{shown(result.estimate):{sign}.{digits}f}{unit}"
+        change = round(shown(result.estimate), digits) + 0.0  # no minus before a 0
+        cells["change"] = f"{change:{sign}.{digits}f}{unit}"
     for name, value in (("before", result.before), ("after", result.after)):
         if value is not None:
             cells[name] = f"{value:.{decimals(spread)}f}"
