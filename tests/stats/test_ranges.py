@@ -15,7 +15,7 @@ from attnscope.run.tables import possible
 from made_runs import made_run
 from made_values import measured
 
-ANYTHING = {"spike_fall", "affine_lambda", "affine_heads_lambda", "max_logit"}
+ANYTHING = {"spike_fall", "affine_lambda", "affine_heads_lambda", "max_logit", "next_token_logprob"}
 """Columns that may have any value."""
 
 
