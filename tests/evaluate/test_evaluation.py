@@ -25,6 +25,7 @@ from attnscope.report.scores import compare_with_base, pass_at, score_table
 from attnscope.run.store import open_run
 from attnscope.spec.conditions import ArmSpec, Condition, Insert, KnockoutSpec, SteerSpec
 from attnscope.tokens import DEFAULT, apply_chat_template, tokenize_all
+from picture_models import model_folder, picture, write_prompts
 from support_errors import raises
 
 MODEL = "zoo:math-qwen2"
@@ -375,3 +376,16 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     of_wide.print(score_table([{"condition": "arm", **tested}], "a model · math", wide=True))
     assert "2.120" in of_wide.file.getvalue()  # type: ignore[attr-defined]
     assert "".join(line[1:].split("  ")[0].strip() for line in lines[4:]) == "".join(names)
+
+
+@pytest.mark.filterwarnings("ignore:.*texts do not start with")
+def test_prompts_with_pictures_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_folder(tmp_path / "model", "llava", monkeypatch)
+    picture(0).save(tmp_path / "a.png")
+    record = {"image": "a.png", "prompt": "<image>Is it red?", "answer": "yes"}
+    file = write_prompts(tmp_path, [{**record, "choices": ["yes", "no"]}])
+    for match in ("contains", "choices"):
+        asked = Evaluation(model=str(tmp_path / "model"), task=str(file), problems=1, match=match)
+        with pytest.raises(InputError) as error:
+            evaluate(asked, ["baseline"], out=tmp_path / "run")
+        assert error.value.code == "images-not-supported"

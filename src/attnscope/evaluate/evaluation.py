@@ -148,12 +148,23 @@ def _folder(out: Path | None) -> Any:
         yield Path(folder)
 
 
+def _plan(evaluation: Evaluation, conditions: Sequence[str], task: Task) -> Plan:
+    plan = make_plan(evaluation.experiment_of(conditions, task))
+    if plan.pictures is not None:
+        raise InputError(
+            "attnscope evaluate judges completions of text prompts, and these prompts have "
+            "pictures; measure them with attnscope run",
+            code="images-not-supported",
+        )
+    return plan
+
+
 def _evaluate(
     evaluation: Evaluation, conditions: Sequence[str], folder: Path, carry_out: CarryOut
 ) -> None:
     """Run the experiment, judge its completions, and store the scores in the run."""
     task = evaluation.find_task()
-    plan = make_plan(evaluation.experiment_of(conditions, task))
+    plan = _plan(evaluation, conditions, task)
     answers = answers_of(plan.experiment, task.match)
     choices = choices_of(plan.experiment) if task.match == CHOICES else []
     outcome = carry_out(plan, folder)
@@ -219,7 +230,7 @@ def measure_effects(
     evaluation: Evaluation, classes: Sequence[str], out: Path, *, layers: list[int] | None = None
 ) -> pl.DataFrame:
     """Mass and effect of every head for these classes of tokens; writes their figure to `out`."""
-    plan = make_plan(evaluation.experiment_of(["baseline"], evaluation.find_task()))
+    plan = _plan(evaluation, ["baseline"], evaluation.find_task())
     (of_model,) = plan.models
     model, _ = load_text_model(evaluation.model, device=evaluation.device, dtype=evaluation.dtype)
     prompts = [cell.tokens for cell in of_model.cells()]
