@@ -16,7 +16,8 @@ from PIL import Image
 import attnscope
 import made_processors
 from attnscope.errors import InputError
-from attnscope.experiment.execute import run
+from attnscope.experiment.execute import run, run_plan
+from attnscope.experiment.extend import plan_run
 from attnscope.experiment.plan import make_plan
 from attnscope.experiment.shard import Shard
 from attnscope.run.merge import merge
@@ -220,6 +221,19 @@ def test_shards_with_pictures_are_joined(tmp_path: Path, monkeypatch: pytest.Mon
         run(experiment, tmp_path / f"part{number}", shard=Shard(number, 2))
     merge([tmp_path / "part1", tmp_path / "part2"], tmp_path / "joined")
     assert bytes_of(tmp_path / "joined") == bytes_of(tmp_path / "whole")
+
+
+def test_a_run_with_pictures_can_be_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_folder(tmp_path / "model", "llava", monkeypatch)
+    prompts = two_prompts(tmp_path)
+    first = experiment_of(tmp_path, prompts | {"count": 1})
+    assert run(first, tmp_path / "run").complete
+    plan, old = plan_run(experiment_of(tmp_path, prompts), tmp_path / "run", extend=True)
+    outcome = run_plan(plan, tmp_path / "run", extends=old)
+    assert (outcome.measured, outcome.complete) == (1, True)
+    assert attnscope.open_run(tmp_path / "run").cells["prompt"].to_list() == [0, 1]
 
 
 def test_a_changed_picture_is_another_experiment(
