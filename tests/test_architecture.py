@@ -12,6 +12,7 @@ SOURCE = Path(attnscope.__file__).parent
 PUBLIC = [
     "AttnscopeError",
     "Scope",
+    "TrainerCallback",
     "arm",
     "effect",
     "from_tensors",
@@ -44,9 +45,9 @@ ORDER = [
     "zoo",
     "loading",
     "look",
-    "integrations",
     "recipes",
     "experiment",
+    "integrations",
     "stats",
     "figures",
     "report",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnscope.activations.record import record as record
     from attnscope.errors import AttnscopeError as AttnscopeError
+    from attnscope.integrations.trainer import TrainerCallback as TrainerCallback
     from attnscope.interception.intercept import intercept as intercept
     from attnscope.interventions.arm import arm as arm
     from attnscope.interventions.effect import effect as effect
@@ -26,6 +27,7 @@ __version__ = "0.1.0.dev0"
 _MODULES = {
     "AttnscopeError": "attnscope.errors",
     "Scope": "attnscope.scope.scope",
+    "TrainerCallback": "attnscope.integrations.trainer",
     "arm": "attnscope.interventions.arm",
     "effect": "attnscope.interventions.effect",
     "from_tensors": "attnscope.scope.from_tensors",

@@ -123,10 +123,20 @@ class Plan:
         return sum(len(batch) for model in self.models for batch in model.batches)
 
 
-def make_plan(experiment: Experiment) -> Plan:
-    """Build the prompts and plan the cells. Loads tokenizers and configurations, no weights."""
+@dataclass(frozen=True)
+class ModelSource:
+    """What planning needs to know of a model that is in memory."""
+
+    info: ModelInfo
+    tokenizer: Any
+    config: Any
+
+
+def make_plan(experiment: Experiment, sources: Mapping[str, ModelSource] | None = None) -> Plan:
+    """Build the prompts and plan the cells. Loads tokenizers and configurations, no weights; if
+    the models are in memory, `sources` has them by label."""
     with _keeping_all():
-        return _make_plan(experiment)
+        return _make_plan(experiment, sources or {})
 
 
 @contextmanager
@@ -141,7 +151,7 @@ def _keeping_all() -> Iterator[None]:
             gc.enable()
 
 
-def _make_plan(experiment: Experiment) -> Plan:
+def _make_plan(experiment: Experiment, sources: Mapping[str, ModelSource]) -> Plan:
     content = hub_file(experiment)
     digest = file_digest(experiment, content)  # before the file is read
     gathered = gather(experiment, samples_of(experiment, content), content)
@@ -152,8 +162,9 @@ def _make_plan(experiment: Experiment) -> Plan:
         raise not_with_vllm("prompts with pictures", "image")
     _check_interim(experiment, len(samples))
     device = chosen_device(experiment.device)
-    infos = {label: model_info(name) for label, name in experiment.models.items()}
-    tokenizers, writers = _readers(experiment, infos, gathered.pictures)
+    infos = {label: source.info for label, source in sources.items()}
+    infos = infos or {label: model_info(name) for label, name in experiment.models.items()}
+    tokenizers, writers = _readers(experiment, infos, gathered.pictures, sources)
     batch_tokens = experiment.batch_tokens
     settled = Settled(
         chat=_chat(experiment, tokenizers),
@@ -184,7 +195,10 @@ def _make_plan(experiment: Experiment) -> Plan:
             for first, end in pairwise((0, *experiment.interim, len(samples)))
             for numbers in _by_length(rows.widths[first:end], settled.batch_tokens, padding)
         ]
-        of_model = _plan_model(experiment, label, infos[label], tokenizer, rows, groups, device)
+        info = infos[label]
+        of_model = _plan_model(experiment, label, info, tokenizer, rows, groups, device)
+        config = sources[label].config if sources else load_config(info.pinned)
+        _check_fit(experiment, of_model, config, rows)
         if writer is not None:
             with_images = {"processor": writer.processor, "pictures": gathered.pictures}
             of_model = replace(of_model, **with_images)
@@ -195,9 +209,20 @@ def _make_plan(experiment: Experiment) -> Plan:
 
 
 def _readers(
-    experiment: Experiment, infos: Mapping[str, ModelInfo], pictures: PromptPictures | None
+    experiment: Experiment,
+    infos: Mapping[str, ModelInfo],
+    pictures: PromptPictures | None,
+    sources: Mapping[str, ModelSource],
 ) -> tuple[dict[str, Any], dict[str, PictureWriter]]:
     """The tokenizer of each model; and for prompts with pictures what writes them."""
+    if sources and pictures is not None:
+        raise InputError(
+            "prompts with pictures need a model that is loaded by its name; measure saved "
+            "checkpoints with attnscope run",
+            code="pictures-in-memory",
+        )
+    if sources:
+        return _shared({label: source.tokenizer for label, source in sources.items()}), {}
     if pictures is None:
         tokenizers = {
             label: load_tokenizer(info.pinned, bos=experiment.bos) for label, info in infos.items()
@@ -336,7 +361,6 @@ def _plan_model(
     profile_layers = check_numbers(info, label, "layer", experiment.profiles.layers)
     profile_heads = check_numbers(info, label, "head", experiment.profiles.heads_of(label))
     _check_classes(experiment)
-    _check_fit(experiment, label, info.pinned, tokenizer, tokenized)
     identity = {
         "format": FORMAT,
         "label": label,
@@ -375,23 +399,23 @@ def _plan_model(
 
 
 def _check_fit(
-    experiment: Experiment, label: str, name: str, tokenizer: Any, tokenized: _TokenizedPrompts
+    experiment: Experiment, model: ModelPlan, config: Any, tokenized: _TokenizedPrompts
 ) -> None:
     """Check that every text fits the model's positions and vocabulary.
 
     Warn if the model expects a BOS token and the texts have none.
     """
-    config = load_config(name)
     new_tokens = 0
     if experiment.generate is not None:
-        _check_generation(label, config)
+        _check_generation(model.label, config)
         new_tokens = experiment.generate.max_new_tokens - 1
     worst = np.full(tokenized.longest + new_tokens, tokenized.highest)
     try:
         check_fit(config, worst, beyond=experiment.beyond_positions)
     except InputError:  # a text may not fit: find it
-        _find_unfit(experiment, label, config, tokenized.rows, new_tokens)
-    warn_without_bos(config, tokenizer, tokenized.rows[0][experiment.base][0].ids, name)
+        _find_unfit(experiment, model.label, config, tokenized.rows, new_tokens)
+    first = tokenized.rows[0][experiment.base][0].ids
+    warn_without_bos(config, model.tokenizer, first, model.info.name)
 
 
 def _find_unfit(

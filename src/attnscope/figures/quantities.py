@@ -13,6 +13,7 @@ NAMES = {
     "previous_token": "previous-token score",
     "lambda": "λ",
     "on_rest": "attention beyond first and recent tokens",
+    "max_logit": "largest score",
 }
 """Measures whose column is not their name."""
 NORMALISED = {

@@ -198,6 +198,7 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
     Q, K = call.q.shape[2], call.k.shape[2]
     per_group = call.q.shape[1] // call.k.shape[1]
     fused = call.q.device.type == "cpu" and not dropout
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
     # Small tiles waste less on future keys; very short texts are one tile.
     step = Q if Q < UNCUT else max(LEAST, min(BLOCK, Q // 8))
     for tile in _tiles(rows, step, MASK // K):
@@ -208,6 +209,8 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
         q, k, v = call.q[index], call.k[keys], call.v[keys]
         bias = _bias(rows, tile, q.dtype)
         if fused:
+            if trains:  # as transformers does: so the gradients of grouped keys round as theirs
+                k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))
             out[index], lse[index] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
             continue
         k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))

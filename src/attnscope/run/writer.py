@@ -256,6 +256,13 @@ class Directory:
                     if batch_of(path.name) is not None and path.is_file():
                         path.unlink()
 
+    def remove_batch(self, id: str) -> None:
+        """Delete the files of a batch: its index first, so that it is never there in part."""
+        names = (path.name for path in _inside(self.folder / "cells"))
+        files = [name for name in names if batch_of(name) == id]
+        for name in sorted(files, key=lambda name: not name.endswith(".json")):
+            (self.folder / "cells" / name).unlink(missing_ok=True)
+
     def remove_manifest(self) -> None:
         """Something is missing: until it is there, the run is not complete."""
         (self.folder / "manifest.json").unlink(missing_ok=True)

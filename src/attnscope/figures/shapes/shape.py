@@ -21,6 +21,7 @@ FORMS = {
     "from": "from {}",
     "to": "to {}",
     "step": "generated token {}",
+    "training_step": "step {}",
     "position": "position {}",
     "place": "from {}",
     "filler_tokens": "{} filler tokens",
