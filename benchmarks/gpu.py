@@ -8,7 +8,8 @@ same reference under three kinds of cache, and that a watched pass never waits f
 Then times plain and watched in one process, turn by turn, and prints the median of the turns'
 ratios. A watched run reads `received` of every layer. "rows" is a watch that keeps queries and
 keys, and then the masses of 8 classes of every query, in bins of 64. "pictures" begins each prompt
-with 4 pictures of 576 tokens in the shape of LLaVA 1.5 7B.
+with 4 pictures of 576 tokens in the shape of LLaVA 1.5 7B. "training" is a forward and a backward
+pass without an optimizer, watched in one layer of four.
 With `--before`, the build whose `src` is that folder runs in a second process, in the same turns,
 and only "plain" and "all" are timed.
 Weights are random: the work is the same as with trained ones.
@@ -37,7 +38,7 @@ CASES = (
     "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
     "7b:generate:16x512+64,7b:1x32768,7b:rows:1x32768,7b:1x131072,"
     "135m:1x128,135m:1x1024,135m:64x128,135m:generate:1x512+64,135m:generate:16x512+64,"
-    "7b:compiled:1x1024,135m:compiled:1x1024,llava:pictures:1x128"
+    "7b:compiled:1x1024,135m:compiled:1x1024,llava:pictures:1x128,7b:training:1x1024"
 )
 PICTURES = 4  # of a case with pictures, each of 576 tokens
 EAGER_LIMIT = 4096  # tokens; beyond it eager attention is left out
@@ -365,6 +366,36 @@ def with_pictures(model: Any, ids: torch.Tensor, pictures: int) -> dict[str, tor
     return {"input_ids": torch.cat([images, ids], 1), "pixel_values": pixels}
 
 
+def training_steps(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], None]]:
+    """A training step without the optimizer: plain, watched in one layer of four, and with a
+    further pass over a probe prompt of 128 tokens, as `TrainerCallback` makes it."""
+    layers = list(range(0, model.config.num_hidden_layers, 4))
+    probe = ids[:1, :128]
+
+    def step() -> None:
+        with torch.enable_grad():
+            model(ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    def read(scope: attnscope.Scope) -> None:
+        for layer in scope.layers:
+            for measure in ("entropy", "first_token", "max_logit"):
+                scope.measure(measure, layer).cpu()
+
+    def watched() -> None:
+        with attnscope.watch(model, layers=layers, max_logit=True) as scope:
+            step()
+        read(scope)
+
+    def probed() -> None:
+        step()
+        with attnscope.watch(model, layers=layers, max_logit=True) as scope:
+            model(probe, logits_to_keep=1, use_cache=False)
+        read(scope)
+
+    return {"plain step": step, "watched step": watched, "step and probe": probed}
+
+
 def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
     """What is timed against what, the plain run first."""
     size, _, new = case[-1].partition("+")
@@ -392,6 +423,8 @@ def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
 
         return run
 
+    if "training" in case:
+        return training_steps(model, ids)
     if "rows" in case:
         return {"plain": plain, "rows of 8 classes": rows_of(model, ids)}
     runs = {"plain": plain, "all": watched("all"), "last": watched("last")}

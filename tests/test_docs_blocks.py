@@ -57,6 +57,7 @@ PAGES = ["README.md"] + [
         "interventions",
         "statistics",
         "tokens-and-prompts",
+        "training",
         "zoo",
     )
 ]

@@ -34,6 +34,7 @@ MEASURES = tuple(
     )
 )
 """What figures declare, and what some read besides."""
+STEPS = ("step 0", "step 100")
 FOR_HEADS = {"model": "m", "prompts": 8}
 ODD = ("The", ' "sky"', " is", " #", " *", " ", "<script>alert(1)</script>", "\n", "|", " 😀")
 
@@ -57,9 +58,14 @@ def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) ->
     return replace(run, claims=make_claims(lines, "test"))
 
 
+def run_for(name: str, prompts: int = 7) -> MadeRun:
+    """A run that has the figure: that of a training has steps as models."""
+    return rich_run(prompts, STEPS) if name == "over-steps" else rich_run(prompts)
+
+
 @cache
 def drawn(name: str) -> Drawing:
-    return draw(rich_run(), name)
+    return draw(run_for(name), name)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -101,7 +107,8 @@ def test_no_number_is_changed_by_the_chart(name: str) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_captions_state_what_is_shown(name: str) -> None:
     caption = drawn(name).caption
-    for term in ("first", "layer", "head", "queries: all", "n = ", "tiny"):
+    model = next(iter(run_for(name).experiment.models))
+    for term in (model, "layer", "head", "queries: all", "n = ", "tiny"):
         assert term in caption, term
 
 
@@ -115,7 +122,7 @@ def test_alternative_text_is_in_the_chart(name: str) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_one_prompt_invents_no_interval(name: str) -> None:
-    figure = draw(rich_run(1), name)
+    figure = draw(run_for(name, 1), name)
     for column in ("low", "high", "p", "q"):
         if column in figure.data.columns:
             assert figure.data[column].null_count() == figure.data.height
@@ -125,7 +132,7 @@ def test_one_prompt_invents_no_interval(name: str) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_themes_and_dark_change_looks_only(name: str) -> None:
     plain_figure = drawn(name)
-    other = draw(rich_run(), name, theme=replace(SAFE, name="mine", font="Inter"), dark=True)
+    other = draw(run_for(name), name, theme=replace(SAFE, name="mine", font="Inter"), dark=True)
     assert_frame_equal(other.data, plain_figure.data)
     assert other.spec["config"]["font"] == "Inter"
     assert other.spec["config"]["background"] != plain_figure.spec["config"]["background"]
@@ -133,7 +140,7 @@ def test_themes_and_dark_change_looks_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_titles_can_be_given(name: str) -> None:
-    figure = draw(rich_run(), name, title="Mine")
+    figure = draw(run_for(name), name, title="Mine")
     assert figure.title == "Mine"
     assert figure.spec["title"]["text"] == ["Mine"]
 
@@ -327,7 +334,7 @@ def test_no_class_is_left_out_unless_items_are_chosen(name: str) -> None:
     column = {"head-map": "panel", "effect-heads": "item"}.get(name, "class")
     shown = set(drawn(name).data[column]) - {"total"}
     assert shown == {"hash", "star", "whitespace", "word", "other"}
-    some = draw(rich_run(), name, items=["star", "hash"]).data[column]
+    some = draw(run_for(name), name, items=["star", "hash"]).data[column]
     assert set(some) - {"total"} == {"star", "hash"}
 
 
@@ -386,3 +393,17 @@ def test_a_figure_has_the_name_it_is_listed_under(name: str) -> None:
 def test_queries_along_completions_of_a_run_without_completions() -> None:
     with raises(InputError, "not-measured", missing=["query_mass"]):
         draw(rich_run(), "by-query", along="answer")
+
+
+def test_steps_of_a_training_are_the_axis() -> None:
+    run = rich_run(models=("step 0", "step 100", "step 20"))
+    figure = draw(run, "over-steps", measure="entropy", layers=[1])
+    values = run.values.filter(measure="entropy", condition="base", layer=1).collect()
+    assert figure.data["training_step"].to_list() == [0, 20, 100]
+    for step, value in figure.data.select("training_step", "value").iter_rows():
+        mean = values.filter(model=f"step {step}")["value"].mean()
+        assert value == pytest.approx(mean, rel=1e-4)
+    with raises(InputError, "no-steps"):
+        draw(rich_run(), "over-steps")
+    with raises(InputError, "no-steps"):  # two conditions of a step are not one value
+        draw(run, "over-steps", conditions=["base", "slashes"])

@@ -25,6 +25,7 @@ from support_errors import raises
 
 PROMPTS = ["Tom has 12 apples.", "If x = 3 and y > 2, then", "bread and milk", "What is 30 + 48?"]
 PROMPTS += ["the old house near the river", "# Title", "12 - 5 = 7", "he said that"]
+PROMPTS = [f"<s>{text}" for text in PROMPTS]
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
@@ -102,7 +103,8 @@ def weights(trainer: Trainer) -> list[Tensor]:
 )
 def test_training_is_not_changed(folder: Path, tmp_path: Path, more: dict[str, Any]) -> None:
     plain, _ = trained(folder, tmp_path / "plain", [], **more)
-    callback = attnscope.TrainerCallback(every=1, prompts=PROMPTS, queries=["all", "sample:2"])
+    sampled: dict[str, Any] = {"measures": ["entropy"], "queries": ["all", "sample:4"]}
+    callback = attnscope.TrainerCallback(every=1, prompts=PROMPTS, **sampled)
     probed, _ = trained(folder, tmp_path / "probed", [callback], **more)
     for one, other in zip(weights(plain), weights(probed), strict=True):
         assert torch.equal(one, other)
@@ -149,10 +151,6 @@ class Tracker(HubCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         self.logs.append({"step": state.global_step, **logs})
-
-
-class Attached(HubCallback):
-    """Adds a callback that knows the Trainer."""
 
 
 def test_numbers_reach_the_history_and_the_trackers(folder: Path, tmp_path: Path) -> None:
@@ -214,7 +212,7 @@ def test_what_was_not_written_whole_is_left_out(folder: Path, tmp_path: Path) ->
     saving = {"save_strategy": "steps", "save_steps": 3}
     trained(folder, tmp_path, [attnscope.TrainerCallback(every=1, prompts=PROMPTS)], **saving)
     run = attnscope.open_run(tmp_path / "attention")
-    damaged = run.batches[1]
+    damaged = next(batch for batch in run.batches if "step 1" in batch.cells[0])
     damaged.file(run.path, "values").unlink()
     callback = attnscope.TrainerCallback(every=1, prompts=PROMPTS)
     checkpoint = str(tmp_path / "checkpoint-3")
@@ -224,22 +222,26 @@ def test_what_was_not_written_whole_is_left_out(folder: Path, tmp_path: Path) ->
     again.verify()
 
 
+class Broken(HubCallback):
+    """From the first step on, nothing can be measured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def failing(*args: Any) -> Any:
+            raise MemoryError("too large")
+
+        self.monkeypatch.setattr(training_run, "measure_batch", failing)
+
+
 def test_a_late_failure_warns_and_an_early_one_stops(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, calls = training_run.measure_batch, []
-
-    def failing(*args: Any) -> Any:
-        calls.append(args)
-        if len(calls) > 1:
-            raise MemoryError("too large")
-        return measure(*args)
-
-    monkeypatch.setattr(training_run, "measure_batch", failing)
     callback = attnscope.TrainerCallback(every=2, prompts=PROMPTS)
     with pytest.warns(AttnscopeWarning) as caught:
-        trained(folder, tmp_path / "late", [callback])
-    assert len([w for w in caught if "out of memory" in str(w.message)]) == 2
+        trained(folder, tmp_path / "late", [callback, Broken(monkeypatch)])
+    assert len([w for w in caught if "out of memory" in str(w.message)]) == 3  # 2, 4, the end
     run = attnscope.open_run(tmp_path / "late" / "attention")
     assert run.complete
     assert list(run.experiment.models) == ["step 0"]
@@ -274,10 +276,10 @@ def test_an_adapter_is_measured_while_it_trains(folder: Path, tmp_path: Path) ->
     model = build(AutoTokenizer.from_pretrained(folder), dropout=0.0)
     wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj", "k_proj"], r=4))
     callback = attnscope.TrainerCallback(every=4, prompts=PROMPTS, measures=["entropy"])
-    trained(folder, tmp_path, [callback], model=wrapped)
+    trained(folder, tmp_path, [callback], model=wrapped, learning_rate=0.1)
     values = attnscope.open_run(tmp_path / "attention").values.collect()
     first, last = (values.filter(model=f"step {n}")["value"] for n in (0, 4))
-    assert (first - last).abs().max() > 1e-3  # type: ignore[operator]
+    assert (first - last).abs().max() > 1e-4  # type: ignore[operator]
 
 
 def test_bad_arguments_are_refused(folder: Path, tmp_path: Path) -> None:

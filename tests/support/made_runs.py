@@ -234,6 +234,8 @@ def _values(
             uniform = float(item) * (1 - np.log(float(item)))
             of = {"measure": "top_share", "item": item, "value": value, "uniform": uniform}
             made.append(row | of)
+    if "max_logit" in measures:
+        made.append(row | {"measure": "max_logit", "value": float(8 + 10 * mass[0])})
     if filler:
         for measure in ("lambda", "lambda_ratio", "uniformity"):
             if measure in measures:

@@ -19,6 +19,7 @@ EXTRAS = {
     "peft": "peft",
     "ray": "ray",
     "remote": "upath",
+    "train": "accelerate",
     "vision": "PIL",
     "vllm": "vllm",
     "web": "fastapi",

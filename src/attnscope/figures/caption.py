@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from attnscope.figures.shapes.shape import Shape
     from attnscope.run.store import Run
 
+NAMED = 8
+"""Up to so many models are named."""
 HOLLOW = "Hollow points have no interval: too few prompts, or all values are equal"
 
 
@@ -89,7 +91,10 @@ def _small_print(
 def _scope(request: Request, figure: Figure, selection: Selection) -> str:
     """Models, layers and how heads are combined."""
     every = len(request.run.experiment.models)
-    models = join(selection.model_names)
+    names = selection.model_names
+    models = join(names)
+    if len(names) > NAMED:  # the steps of a training
+        models = f"{len(names)} models, {names[0]} to {names[-1]}"
     if len(selection.model_names) < every:
         models += f" ({len(selection.model_names)} of {every} models)"
     parts = [models, layers_text(selection.layers, selection.total)]

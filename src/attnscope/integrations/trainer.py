@@ -108,7 +108,10 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 "TrainerCallback",
                 code="needs-tokenizer",
             )
-        self._run, self._last = TrainingRun(folder, model, check_tokenizer(chosen), self._keys), None
+        self._run, self._last = (
+            TrainingRun(folder, model, check_tokenizer(chosen), self._keys),
+            None,
+        )
         self._run.start(state.global_step)
         self._probe(state, model)
 

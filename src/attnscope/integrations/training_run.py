@@ -6,6 +6,7 @@ measured at a step is written as a whole, or not at all.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from attnscope.experiment.plan import ModelPlan, ModelSource, Plan, kind_of, mak
 from attnscope.experiment.results import measure_batch
 from attnscope.experiment.split_retry import split_and_retry
 from attnscope.interception.wrappers import unwrapped
+from attnscope.loading.compatibility import add_bos
 from attnscope.run.environment import accept_differences, differences
 from attnscope.run.layout import DamageError, checked_index
 from attnscope.run.store import refuse_other_formats
@@ -31,8 +33,8 @@ from attnscope.scope.watch import watch
 from attnscope.spec.experiment import Experiment, make_experiment
 from attnscope.spec.experiment_yaml import read_experiment
 
-FIXED = ("models", "name", "device", "dtype", "bos")
-"""Keys of an experiment that follow from the model and tokenizer that are trained."""
+FIXED = ("models", "name", "device", "dtype")
+"""Keys of an experiment that follow from the model that is trained."""
 
 
 def label_of(step: int | str) -> str:
@@ -68,6 +70,9 @@ class TrainingRun:
         inner = unwrapped(model)
         # A run holds no path of this machine, and this name is none that can be loaded.
         self._name = f"training:{Path(inner.config.name_or_path).name or type(inner).__name__}"
+        if keys.get("bos"):
+            tokenizer = copy.deepcopy(tokenizer)  # that of the training stays as it is
+            add_bos(tokenizer, self._name)
         label = label_of(0)
         self._plan: Plan = make_plan(
             make_experiment(
@@ -161,7 +166,9 @@ class TrainingRun:
         kept = [one for one in stored.steps if one < step]
         steps = [*kept, step]
         experiment = self._experiment(steps)
-        old, new = ([b.id for s in some for b in self._of_step(s).batches] for some in (kept, [step]))
+        old, new = (
+            [b.id for s in some for b in self._of_step(s).batches] for some in (kept, [step])
+        )
         models = stored.environment["models"] | {label_of(step): about}
         environment = stored.environment | {
             "experiment": experiment.digest,

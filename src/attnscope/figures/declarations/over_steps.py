@@ -32,9 +32,7 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
             models=rows.selection.models,
         )
     titles = {m: upper_first(quantity(m, rows.normalise, "")["axis"]) for m in rows.measures}
-    steps = values["training_step"].n_unique()
-    numbers = summarise(replace(rows, values=values, settings={"y": titles}), figure)
-    return replace(numbers, sentences=[f"The same prompts at each of {steps} steps"])
+    return summarise(replace(rows, values=values, settings={"y": titles}), figure)
 
 
 FIGURE = Figure(
