@@ -24,7 +24,7 @@ from made_models import save_tokenizer
 from support_errors import raises
 
 PROMPTS = ["Tom has 12 apples.", "If x = 3 and y > 2, then", "bread and milk", "What is 30 + 48?"]
-PROMPTS += ["the old house near the river", "# Title", "12 - 5 = 7", "he said that"]
+PROMPTS += ["the old house near the river", "# Title", "12 - 5 = 7", "bread and salt and rice"]
 PROMPTS = [f"<s>{text}" for text in PROMPTS]
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -149,7 +149,7 @@ class Tracker(HubCallback):
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.logs.append({"step": state.global_step, **logs})
 
 
@@ -228,7 +228,7 @@ class Broken(HubCallback):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         def failing(*args: Any) -> Any:
             raise MemoryError("too large")
 
@@ -256,7 +256,7 @@ class Modes(HubCallback):
         self.seen: list[list[bool]] = []
 
     def on_step_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, **given: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         self.seen.append([module.training for module in model.modules()])
 

@@ -94,14 +94,14 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._last: int | None = None  # the last measured step
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, **given: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Check everything, and measure the model as it is."""
         _refuse_divided(model)
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir) / "attention" if self._out is None else Path(self._out)
-        chosen = self._tokenizer or given.get("processing_class")
+        chosen = self._tokenizer or kwargs.get("processing_class")
         if chosen is None:
             raise InputError(
                 "the Trainer has no processing_class; give it one, or tokenizer=… to "
@@ -116,14 +116,14 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._probe(state, model)
 
     def on_step_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, **given: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Measure, if it is time."""
         if state.global_step % self.every == 0:
             self._try_probe(state, model)
 
     def on_train_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, **given: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Measure the trained model, unless the last step was measured."""
         self._try_probe(state, model)

@@ -109,8 +109,8 @@ class TrainingRun:
         elsewhere = differences(recorded, here | {"experiment": recorded.get("experiment")})
         accept_differences(recorded, elsewhere, self.folder, mixed=True)
         steps = [int(label.removeprefix(label_of(""))) for label in stored.models]
-        whole = [one for one in steps if one < step and self._is_whole(one)]
-        self._stored = _Stored(whole, stored, recorded, elsewhere)
+        complete = [one for one in steps if one < step and self._is_whole(one)]
+        self._stored = _Stored(complete, stored, recorded, elsewhere)
 
     def _is_whole(self, step: int) -> bool:
         """Whether everything that was measured at a step is there, undamaged."""
