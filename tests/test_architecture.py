@@ -73,8 +73,9 @@ LOAD_TORCH = [
     "evaluate",
 ]
 # Methods of `Scope` that return a page or a table import the module that makes it.
-# `watch` passes an engine of vLLM on to its integration.
+# `watch` passes an engine of vLLM on to its integration; so does a run with `engine: vllm`.
 SHORTCUTS = {
+    "experiment/vllm_model.py": ["attnscope.integrations.vllm"],
     "scope/watch.py": ["attnscope.integrations.vllm"],
     "scope/scope.py": [
         "attnscope.look.data_frame",

@@ -53,19 +53,23 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         ModelError: When the training begins: the model cannot be measured. A later probe that
             fails gives a warning, and training goes on.
 
-    Example:
+    Examples:
         >>> import attnscope, transformers
         >>> model, tokenizer = attnscope.load("zoo:chat-llama")
         >>> rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 8
         >>> callback = attnscope.TrainerCallback(every=2, prompts=["Tom has 12 apples.", "Hi."])
         >>> trainer = transformers.Trainer(
         ...     model,
-        ...     transformers.TrainingArguments("out", max_steps=4, disable_tqdm=True),
+        ...     transformers.TrainingArguments(
+        ...         "out", max_steps=4, disable_tqdm=True, dataloader_pin_memory=False
+        ...     ),
         ...     train_dataset=rows,
         ...     processing_class=tokenizer,
         ...     callbacks=[callback],
         ... )
-        >>> _ = trainer.train()
+        >>> trainer.train()  # doctest: +ELLIPSIS
+        {'train_runtime': ...}
+        TrainOutput(global_step=4, ...)
         >>> list(attnscope.open_run("out/attention").experiment.models)
         ['step 0', 'step 2', 'step 4']
     """
@@ -163,12 +167,12 @@ def summary(values: pl.DataFrame) -> dict[str, float]:
         pl.col("keys") == pl.col("keys").first().over(by),
         pl.col("classes").eq_missing(pl.col("classes").first().over(by)),
     )
-    found = first.group_by(by, maintain_order=True).agg(
+    by_measure = first.group_by(by, maintain_order=True).agg(
         mean=pl.col("value").mean(), max=pl.col("value").max()
     )
     return {
         "/".join(filter(None, (LOGGED, row["measure"], row["item"], name))): row[name]
-        for row in found.iter_rows(named=True)
+        for row in by_measure.iter_rows(named=True)
         for name in ("mean", "max")
         if row[name] is not None
     }
