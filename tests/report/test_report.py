@@ -32,7 +32,7 @@ DRAWN = len(
     FIGURES.keys()
     - {"lambda-length", "steps", "order", "needle-map", "by-query"}
     - {"activations", "near-zero", "variance", "class-difference", "image-map", "modality-depth"}
-    - {"top-share"}
+    - {"top-share", "over-steps"}
 )
 """All figures but those for which the run has no numbers."""
 EVIL = "<script>window.evil = 1</script>"
