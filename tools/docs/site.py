@@ -172,7 +172,7 @@ def notebook(path: Path, files: Files, config: MkDocsConfig) -> str:
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            text += source + "\n\n"
+            text += source.replace(".ipynb)", ".md)") + "\n\n"  # links to the next one
             continue
         text += f"```python\n{source}\n```\n"
         for output in cell["outputs"]:

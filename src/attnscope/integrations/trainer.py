@@ -198,7 +198,7 @@ def _refuse_divided(model: nn.Module) -> None:
     if divided or wrapped:
         raise ModelError(
             "the weights are divided among processes (FSDP, DeepSpeed stage 3 or tensor parallel), "
-            "and TrainerCallback measures in the first process alone; train with DDP or DeepSpeed "
-            "stage 1 or 2, or measure saved checkpoints with attnscope run",
+            "and TrainerCallback measures in the first process alone; train with DDP, or "
+            "measure saved checkpoints with attnscope run",
             code="divided-weights",
         )
