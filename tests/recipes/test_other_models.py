@@ -38,4 +38,5 @@ def test_real_models_are_of_the_zoo() -> None:
     assert {name for recipe in RECIPES.values() for name in recipe.real} <= {
         "zoo:smollm2",
         "zoo:smollm2-phys",
+        "zoo:whisper-tiny-en",
     }
