@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import attnscope
+from attnscope.cli import app
 from attnscope.errors import InputError, ModelError
 from attnscope.experiment.execute import run
 from attnscope.loading.openai_whisper import convert
@@ -97,6 +99,12 @@ def test_what_speech_cannot_have(whisper: str, tmp_path: Path) -> None:
     text_model = save_model(tmp_path / "text")
     with pytest.raises(ModelError, match="zoo:whisper-tiny-en"):
         run(RECIPES["alignment"]({"m": text_model}, prompts=1), tmp_path / "run")
+
+
+def test_look_has_no_sound(whisper: str) -> None:
+    result = CliRunner().invoke(app, ["look", whisper, "a b"])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, InputError | SystemExit)  # no other error
 
 
 def test_auroc() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,6 +86,7 @@ def look(
     prompt = _text(text, file)
     Prompt(prompt)
     loaded, tokenizer = load_text_model(model, device=device, dtype=dtype, bos=bos)
+    _refuse_sound(loaded, model)
     result = look_at(
         loaded,
         tokenizer,
@@ -104,6 +105,19 @@ def look(
         print_json(result.to_dict())
         return
     Console().print(result)
+
+
+def _refuse_sound(loaded: Any, name: str) -> None:
+    """Raise an error for a speech model, which cannot read a text alone."""
+    from attnscope.errors import InputError
+
+    if loaded.main_input_name == "input_features":
+        raise InputError(
+            f"{name} hears sound, and look gives it text alone; run: attnscope reproduce "
+            f"alignment --models {name}",
+            code="needs-sound",
+            model=name,
+        )
 
 
 def _text(text: str | None, file: Path | None) -> str:
