@@ -63,6 +63,21 @@ def test_own_claims_are_judged_by_default_and_come_first(tmp_path: Path) -> None
     assert "not measured" not in others
 
 
+def test_the_comparison_that_is_asked_for_stands_before_the_claims(tmp_path: Path) -> None:
+    many = make_claims({f"claim {i}": f"entropy > 0.{i}" for i in range(1, 40)}, "test")
+    run = replace(small(models=("a", "b")), claims=many)
+    folder = str(write_run(run, tmp_path / "run"))
+    plain, asked = (
+        CliRunner().invoke(app, ["compare", folder, *options]).stdout.splitlines()
+        for options in ([], ["--measure", "entropy"])
+    )
+    assert len(plain) == len(asked) == 40
+    assert plain[1].startswith("claim 1: ")
+    assert not any(line.startswith("comparison") for line in plain)
+    assert asked[1].startswith("comparison")
+    assert any(line.startswith("claim 1: ") for line in asked)
+
+
 def test_report_compare_and_figures_judge_own_claims(tmp_path: Path) -> None:
     folder = write_run(replace(small(), claims=(OWN, ABSENT)), tmp_path / "run")
     run = open_run(folder)

@@ -113,7 +113,9 @@ def compare(
         print_json(compare_tables.as_data(*results, statistics=statistics, settings=settings))
     else:
         title = " · ".join(f"{run.path.name}: {_described(run)}" for run in opened_runs)
-        print(compare_tables.as_text(title, *results, statistics=statistics, full=full))
+        asked = any(one is not None for one in (over, pair, *chosen.values()))
+        layout = {"full": full, "comparison_first": asked or holds}
+        print(compare_tables.as_text(title, *results, statistics=statistics, **layout))
         _print_scores(opened_runs)
 
 

@@ -1,4 +1,4 @@
-"""The text of `attnscope compare`: one line per claim, a table of each claim, then comparisons."""
+"""The text of `attnscope compare`: one line per claim, a table of each claim, and comparisons."""
 
 from __future__ import annotations
 
@@ -58,13 +58,16 @@ def as_text(
     *,
     statistics: Sequence[PublishedStatistic] = (),
     full: bool = False,
+    comparison_first: bool = False,
 ) -> str:
-    """At most `LINES` lines unless `full`. The last line counts the others."""
-    lines = [title, *_claims(verdicts)]
-    parts = (_tables(verdicts), _statistics(statistics), _robustness(choices))
-    for part in (*parts, _comparison(compared, full)):
+    """At most `LINES` lines unless `full`. The last line counts the others. The comparison stands
+    before the claims if the user asked for certain rows."""
+    claims = (_claims(verdicts), _tables(verdicts), _statistics(statistics), _robustness(choices))
+    comparison = _comparison(compared, full)
+    lines = [title]
+    for part in (comparison, *claims) if comparison_first else (*claims, comparison):
         if part:
-            lines += ["", *part]
+            lines += part if lines == [title] else ["", *part]
     if full or len(lines) <= LINES:
         return "\n".join(lines)
     left = len(lines) - LINES + 1
