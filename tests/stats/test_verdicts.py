@@ -106,6 +106,23 @@ def test_most_heads_are_these_heads():
     assert one("first_token > 0.3 in at least 7 heads", table).verdict == "cannot tell"
 
 
+def test_an_open_number_of_heads_names_the_heads_so_far():
+    """Two heads are far beyond, one a little, and three are not."""
+
+    def value(model: str, prompt: int, condition: str, layer: int, head: int) -> float:
+        at = 3 * layer + head
+        return (0.6 if at in (1, 3) else 0.1) + 0.2 * (at == 5) + 0.1 * NOISE[prompt, at]
+
+    table = firsts(value, layers=2, heads=3)
+    verdict = one("first_token > 0.29 in at least 3 heads", table)
+    (result,) = verdict.results
+    assert (verdict.verdict, result.low, result.estimate) == ("open", 2, 3)
+    assert (set(result.heads[:2]), result.heads[2:]) == ({"0.1", "1.0"}, ("1.2",))
+    assert all(name in verdict.reason for name in result.heads)
+    (result,) = one("first_token > 0.29 in at least 2 heads", table).results
+    assert set(result.heads) == {"0.1", "1.0"}
+
+
 def test_most_heads_with_few_prompts_say_how_many_are_needed():
     for n, word in ((6, "cannot tell"), (7, "cannot tell"), (8, "holds")):
         verdict = one("first_token > 0.3 in most heads", firsts(near(0.6), prompts=range(n)))

@@ -12,7 +12,7 @@ import polars as pl
 from attnscope.report.published import PublishedStatistic
 from attnscope.spec.claims import Line
 from attnscope.stats.sensitivity import not_judged_note, robustness
-from attnscope.stats.sentences import cells_of
+from attnscope.stats.sentences import cells_of, heads_text
 from attnscope.stats.verdicts import Verdict, verdict_dict
 
 LINES = 40
@@ -126,7 +126,7 @@ def _tables(verdicts: Sequence[Verdict]) -> list[str]:
                 numbers = [cells[c] for c in ("before", "after", "change", "interval", "needed")]
                 rows.append([label, *numbers, result.word, cells["p"]])
                 if result.heads:
-                    notes[f"{name}: supported by {result.kind} {', '.join(result.heads)}"] = None
+                    notes[f"{name}: {heads_text(result)}"] = None
                 if result.note:
                     notes[f"{name}: {result.note}"] = None
             notes |= dict.fromkeys(f"{name}: {note}" for note in verdict.notes)

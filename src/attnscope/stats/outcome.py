@@ -50,7 +50,8 @@ class Result:
     rows: int = 1
     """Heads or layers."""
     heads: tuple[str, ...] = ()
-    """The heads (layer.head) or layers that support it, strongest first."""
+    """The heads (layer.head) or layers that support it, strongest first. If it is open: those whose
+    estimate is beyond, up to `NAMED`; the first `low` of them support it."""
     note: str = ""
 
 
@@ -206,7 +207,9 @@ def _count(
         note = f"{rows} {line.scope.kind} need at least {least} prompts, and there are {units}"
     elif spoilt.any():
         note = f"{int(spoilt.sum())} of {rows} have no value in more than 1 in {ONE_IN} prompts"
-    order = np.argsort(np.nan_to_num(supports, nan=1.0), kind="stable")[: min(low, NAMED)]
+    order = np.argsort(np.nan_to_num(supports, nan=1.0), kind="stable")
+    order = order[:low] if word != OPEN else order[(beyond & ~spoilt)[order]]
+    order = order[:NAMED]
     names = [_name(*b.columns.select("layer", "head").row(int(at))) for at in order]
     return Result(
         kind=line.scope.kind,

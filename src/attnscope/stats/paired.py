@@ -270,12 +270,7 @@ def _sides(
         for side, other in ((first, has[1]), (second, has[0]))
     ]
     if common[0].is_empty():
-        raise InputError(
-            f"{over} {pair[0]!r} and {pair[1]!r} have no measured quantity in common",
-            code="nothing-to-compare",
-            over=over,
-            pair=pair,
-        )
+        raise _nothing_in_common(table, (first, second), over, pair)
     prompts = [None, None] if not paired else [sorted(common[0]["prompt"].unique())] * 2
     a, b = (matrix(side, by, of) for side, of in zip(common, prompts, strict=True))
     columns = a.columns.with_columns(
@@ -285,6 +280,29 @@ def _sides(
         pl.lit(_shape_note(first, second, pair), dtype=pl.String()).alias("unlike"),
     )
     return _Sides(columns, (a, b), paired)
+
+
+def _nothing_in_common(
+    table: pl.DataFrame, sides: tuple[pl.DataFrame, pl.DataFrame], over: str, pair: Pair
+) -> InputError:
+    """Why two sides cannot be compared, and what to do."""
+    word = "class" if over == "item" else over
+    text = f"{word} {pair[0]!r} and {pair[1]!r} have no measured quantity in common"
+    measured = [sorted(side["measure"].unique()) for side in sides]
+    for at, name in enumerate(pair):
+        if measured[at]:
+            continue
+        text = f"{word} {name!r} has no values yet, so there is nothing to compare; finish the run"
+        relative = [m for m in measured[1 - at] if compares_to_base(m)]
+        if over == "condition" and relative and relative == measured[1 - at]:
+            others = table["condition"].unique(maintain_order=True).to_list()
+            two = f"two conditions with --pair {','.join(others[:2])}" if len(others) > 1 else None
+            claim = f"judge a claim such as {relative[-1]!r} above or below a number"
+            text = (
+                f"{', '.join(relative)} are the change of {pair[1 - at]!r} from {name!r}, which has "
+                f"no value of its own; compare {two}, or {claim}"
+            )
+    return InputError(text, code="nothing-to-compare", over=over, pair=pair)
 
 
 def _shape_note(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None:

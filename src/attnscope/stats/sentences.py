@@ -10,7 +10,6 @@ from attnscope.spec.claims import Claim, Line, Quantity
 from attnscope.stats.outcome import (
     CANNOT_TELL,
     COUNTS,
-    NAMED,
     Result,
     none_of,
     word_of,
@@ -117,10 +116,23 @@ def result_sentence(line: Line, result: Result) -> str:
         f"{result.estimate:.0f} of {result.rows} {result.kind} beyond, shown in "
         f"{cells['interval']}, needed {cells['needed']}, {size}"
     )
-    if result.heads:
-        more = f" and {result.low - NAMED:.0f} more" if result.low > NAMED else ""
-        text += f"; {', '.join(result.heads)}{more}"
-    return text + note
+    return "; ".join([text, *([heads_text(result)] if result.heads else [])]) + note
+
+
+def heads_text(result: Result) -> str:
+    """The named heads or layers of a number of them: those that support it; if it is open, also
+    those whose estimate is beyond."""
+    low, beyond = int(result.low or 0), int(result.estimate or 0)
+    parts = []
+    for what, names, number in (
+        ("supported by", result.heads[:low], low),
+        ("beyond, but not shown:", result.heads[low:], beyond - low),
+    ):
+        if names:
+            more = f" and {number - len(names)} more" if number > len(names) else ""
+            kind = "heads " if result.kind == "heads" else ""
+            parts.append(f"{what} {kind}{', '.join(names)}{more}")
+    return "; ".join(parts)
 
 
 def cells_of(line: Line, result: Result) -> dict[str, str]:
