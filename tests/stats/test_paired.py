@@ -53,6 +53,24 @@ def test_a_condition_that_one_model_lacks_is_unpaired() -> None:
         compare(table)
 
 
+def test_a_model_without_values_is_named() -> None:
+    table = masses().filter(pl.col("model") == "base")
+    with pytest.raises(InputError, match=r"'tuned' has no values .* finish the run"):
+        compare(table, pairs=[("base", "tuned")])
+
+
+def test_a_base_without_values_of_its_own_says_what_to_compare() -> None:
+    table = measured(
+        "next_token_logprob",
+        lambda model, prompt, condition, *_: prompt + (condition == "cut") * prompt**2,
+        conditions=("base", "cut", "words"),
+    )
+    variants = table.filter(pl.col("condition") != "base")
+    with pytest.raises(InputError, match=r"--pair cut,.* next_token_logprob\[condition=cut\]"):
+        compare(variants, over="condition", pairs=[("base", "cut")])
+    assert compare(variants, over="condition", pair=("cut", "words")).height > 0
+
+
 def test_rounding_is_not_an_effect() -> None:
     made = compare(masses(lambda m, p, *at: 0.3 if m == "base" else 0.1 + 0.2))
     assert made["p"].unique().to_list() == [1.0]

@@ -12,6 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
+from attnscope.measures.registry import COLUMNS
 from attnscope.run import tables
 from attnscope.run.tables import Matrix, Values, matrix, ranges
 from attnscope.stats.clusters import intraclass
@@ -270,7 +271,12 @@ def _sides(
         for side, other in ((first, has[1]), (second, has[0]))
     ]
     if common[0].is_empty():
-        raise _nothing_in_common(table, (first, second), over, pair)
+        raise InputError(
+            _nothing_in_common(first, second, over, pair),
+            code="nothing-to-compare",
+            over=over,
+            pair=pair,
+        )
     prompts = [None, None] if not paired else [sorted(common[0]["prompt"].unique())] * 2
     a, b = (matrix(side, by, of) for side, of in zip(common, prompts, strict=True))
     columns = a.columns.with_columns(
@@ -282,27 +288,24 @@ def _sides(
     return _Sides(columns, (a, b), paired)
 
 
-def _nothing_in_common(
-    table: pl.DataFrame, sides: tuple[pl.DataFrame, pl.DataFrame], over: str, pair: Pair
-) -> InputError:
+def _nothing_in_common(first: pl.DataFrame, second: pl.DataFrame, over: str, pair: Pair) -> str:
     """Why two sides cannot be compared, and what to do."""
     word = "class" if over == "item" else over
-    text = f"{word} {pair[0]!r} and {pair[1]!r} have no measured quantity in common"
-    measured = [sorted(side["measure"].unique()) for side in sides]
-    for at, name in enumerate(pair):
-        if measured[at]:
-            continue
-        text = f"{word} {name!r} has no values yet, so there is nothing to compare; finish the run"
-        relative = [m for m in measured[1 - at] if compares_to_base(m)]
-        if over == "condition" and relative and relative == measured[1 - at]:
-            others = table["condition"].unique(maintain_order=True).to_list()
-            two = f"two conditions with --pair {','.join(others[:2])}" if len(others) > 1 else None
-            claim = f"judge a claim such as {relative[-1]!r} above or below a number"
-            text = (
-                f"{', '.join(relative)} are the change of {pair[1 - at]!r} from {name!r}, which has "
-                f"no value of its own; compare {two}, or {claim}"
-            )
-    return InputError(text, code="nothing-to-compare", over=over, pair=pair)
+    if not (first.is_empty() or second.is_empty()):
+        return f"{word} {pair[0]!r} and {pair[1]!r} have no measured quantity in common"
+    lacking, other = pair if first.is_empty() else pair[::-1]
+    measures = sorted(set(first["measure"]) | set(second["measure"]))
+    changes = all(m in COLUMNS and COLUMNS[m].compares_to_base for m in measures)
+    if over == "condition" and measures and changes:
+        return (
+            f"{lacking!r} has no values, because {', '.join(measures)} are already changes from "
+            f"it; compare two other conditions (--pair {other},SECOND), or judge a claim about "
+            f"{measures[-1]}[condition={other}] with --claims"
+        )
+    return (
+        f"{word} {lacking!r} has no values in this run yet; finish the run, which "
+        "`attnscope run` with the same experiment and directory continues"
+    )
 
 
 def _shape_note(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None:
