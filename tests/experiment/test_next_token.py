@@ -89,3 +89,14 @@ def test_a_scope_of_layers_is_refused() -> None:
 def test_it_is_refused_with_generate() -> None:
     with raises(InputError, "measure-with-generate", measure="next_token"):
         experiment(generate={"max_new_tokens": 2}, queries=["generated"])
+
+
+def test_a_class_with_the_first_token_names_the_prompt_and_what_to_change(tmp_path: Path) -> None:
+    texts = ["Tom has 3 apples.", "7 pens are 2 more than Ann has."]
+    prompts = {"source": "inline", "records": texts}
+    outcome = run(experiment(prompts=prompts, measures=["entropy"]), tmp_path / "run")
+    (why,) = set(outcome.failed.values())
+    assert texts[1] in why
+    assert "token 0 " in why
+    assert "bos: true" in why
+    assert len(outcome.failed) == 2

@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 
+from attnscope.errors import InputError
 from attnscope.interventions.arm import arm
 from attnscope.interventions.knockout import knockout
 from attnscope.interventions.steer import steer
 from attnscope.spec.conditions import Condition, KnockoutSpec
 from attnscope.tokens import ClassSet
 from attnscope.tokens.tokenized import Mask, PaddedBatch
+
+TEXT = 40
+"""Characters of a prompt that an error shows."""
 
 
 @contextmanager
@@ -44,7 +48,27 @@ def intervene(
                 undo.enter_context(knockout(model, **where))
         if condition.arm is not None:
             undo.enter_context(arm(model, **condition.arm.model_dump()))
-        yield
+        try:
+            yield
+        except InputError as error:
+            if error.code != "no-visible-key":
+                raise
+            raise _no_visible_key(batch, error) from error
+
+
+def _no_visible_key(batch: PaddedBatch, error: InputError) -> InputError:
+    """The error of a knockout that leaves a token no key, with what can be changed in a file."""
+    sequence, position = (int(str(error.values[name])) for name in ("sequence", "position"))
+    text = " ".join(batch.rows[sequence].prompt.text.split())
+    shown = text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"
+    at = position - int(batch.real[sequence].argmax())
+    return InputError(
+        f"the knockout would hide every key from token {at} (counted from 0) of the prompt "
+        f"{shown!r}. Limit the knockout to a region that does not begin the prompt (region:), put "
+        "the begin-of-sequence token in front (bos: true, if the tokenizer has one), or leave the prompt out",
+        code=error.code,
+        **error.values,
+    )
 
 
 def _keys(
