@@ -53,9 +53,14 @@ def test_the_same_model_as_its_folder(folder: str, file: Path) -> None:
     assert not list(home().rglob(".part-*"))
 
 
-def test_quantised_weights_are_unpacked(folder: str, tmp_path: Path) -> None:
+def test_quantised_weights_are_unpacked_without_a_bar(
+    folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     plain, _ = attnscope.load(folder)
-    model, _ = attnscope.load(save_gguf(folder, tmp_path / "q8.gguf", quantised=True))
+    file = save_gguf(folder, tmp_path / "q8.gguf", quantised=True)
+    capfd.readouterr()
+    model, _ = attnscope.load(file)
+    assert "GGUF tensors" not in capfd.readouterr().err
     weight = plain.model.layers[0].mlp.up_proj.weight
     unpacked = model.model.layers[0].mlp.up_proj.weight
     assert not torch.equal(unpacked, weight)

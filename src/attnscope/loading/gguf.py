@@ -11,7 +11,10 @@ import importlib.util
 import re
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -192,15 +195,31 @@ def load_packed(file: Path, dtype: Any, **options: Any) -> tuple[Any, dict[str, 
     # Newer versions can keep weights quantised; older ones always dequantise.
     if kind := getattr(transformers, "GgufConfig", None):
         options["quantization_config"] = kind(dequantize=True)
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        gguf_file=file.name,
-        dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported in the second result
-        **options,
-    )
+    with _no_bar():
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported in the second result
+            **options,
+        )
     # The weights are no longer quantised, and this setting would block `to` and `save`.
     if quantizer := getattr(model, "hf_quantizer", None):
         quantizer.remove_quantization_config(model)
     return model, info
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Hide the progress bar of the dequantisation, which ignores the setting of transformers."""
+    name = "transformers.modeling_gguf_pytorch_utils"  # not in every version
+    module: Any = import_module(name) if importlib.util.find_spec(name) else None
+    bar = getattr(module, "tqdm", None)
+    if bar is not None:
+        module.tqdm = lambda things, **_: things
+    try:
+        yield
+    finally:
+        if bar is not None:
+            module.tqdm = bar
