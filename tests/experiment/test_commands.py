@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.cli import app, main
+from attnscope.cli.progress import _Speed
 from attnscope.errors import AttnscopeError
 from attnscope.spec.experiment import make_experiment
 from attnscope.spec.experiment_yaml import experiment_to_yaml
@@ -97,8 +98,14 @@ def test_check_run_query(attnscope, file, tmp_path):
     rows = json.loads(out)
     assert [row["prompt"] for row in rows] == [0, 1, 2, 3]
     assert rows[0]["mass"] == pytest.approx(8)  # heads × layers
+    code, out, err = attnscope("query", "runs/small", sql, "--csv", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    header, *lines = out.splitlines()
+    assert header == "prompt,mass"
+    assert [line.split(",")[0] for line in lines] == ["0", "1", "2", "3"]
     code, out, err = attnscope("query", "runs/small", sql, cwd=tmp_path)
     assert "mass" in out
+    assert "," not in out.splitlines()[1]
 
 
 def test_query_prints_no_control_characters(attnscope, file, tmp_path):
@@ -199,6 +206,13 @@ def test_an_interrupted_run_can_be_continued(attnscope, file, tmp_path, monkeypa
     assert (code, out) == (130, "")
     assert str(tmp_path / "run") in err
     assert attnscope("run", file, "--out", tmp_path / "run")[0] == 0
+
+
+def test_a_slow_rate_is_per_minute(monkeypatch):
+    now = iter([0.0, 40.0, 41.0])
+    monkeypatch.setattr("attnscope.cli.progress.time.monotonic", lambda: next(now))
+    speed = _Speed()
+    assert [speed.rate(done) for done in (4, 6, 127)] == ["", ", 3 per minute", ", 3.0 per second"]
 
 
 @pytest.mark.parametrize("command", ["run", "reproduce", "query"])

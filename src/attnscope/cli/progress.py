@@ -74,8 +74,10 @@ class _Speed:
         """The rate as text; empty before the second report."""
         if self.first is None:
             self.first = done
-        took = time.monotonic() - self.start
-        return f", {(done - self.first) / took:.1f} per second" if done > self.first else ""
+        if done <= self.first:
+            return ""
+        rate = (done - self.first) / (time.monotonic() - self.start)
+        return f", {rate:.1f} per second" if rate >= 1 else f", {rate * 60:.2g} per minute"
 
     def left(self, tokens: int, total: int) -> str:
         """The remaining time as text; empty at the start and the end."""

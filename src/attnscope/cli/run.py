@@ -215,6 +215,7 @@ def query(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
     sql: Annotated[str, typer.Argument(metavar="SQL", help="The SQL query.")],
     json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the result as CSV.")] = False,
 ) -> None:
     """Query a run in SQL; the tables are listed below and in docs/runs.md.
 
@@ -223,9 +224,21 @@ def query(
     """
     import polars as pl
 
+    if json and csv:
+        raise InputError("--json and --csv exclude each other", code="conflicting-options")
     result = opened(folder).sql(sql)
     if json:
         print(result.write_json())
+        return
+    if csv:
+        if nested := [name for name, dtype in result.schema.items() if dtype.is_nested()]:
+            raise InputError(
+                f"the column {nested[0]!r} holds lists, which CSV cannot; leave it out or use --json",
+                code="unsupported-column",
+                column=nested[0],
+            )
+        text = result.write_csv()
+        print(without_control(text) if sys.stdout.isatty() else text, end="")
         return
     with pl.Config(
         tbl_rows=-1,
