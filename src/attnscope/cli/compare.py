@@ -112,10 +112,11 @@ def compare(
     if json:
         print_json(compare_tables.as_data(*results, statistics=statistics, settings=settings))
     else:
-        title = " · ".join(f"{run.path.name}: {_described(run)}" for run in opened_runs)
-        asked = any(one is not None for one in (over, pair, *chosen.values()))
-        layout = {"full": full, "comparison_first": asked or holds}
-        print(compare_tables.as_text(title, *results, statistics=statistics, **layout))
+        layout: dict[str, Any] = {
+            "full": full,
+            "comparison_first": holds or _any_given(over, pair, chosen),
+        }
+        print(compare_tables.as_text(_title(opened_runs), *results, statistics, **layout))
         _print_scores(opened_runs)
 
 
@@ -146,6 +147,15 @@ def _statistics(run: Run) -> list[PublishedStatistic]:
         return published_statistics(run)
     except InputError:
         return []
+
+
+def _any_given(over: str | None, pair: str | None, chosen: dict[str, list[Any] | None]) -> bool:
+    """Whether the user asked for a certain comparison or for certain rows."""
+    return any(one is not None for one in (over, pair, *chosen.values()))
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return " · ".join(f"{run.path.name}: {_described(run)}" for run in runs)
 
 
 def _described(run: Run) -> str:

@@ -54,9 +54,9 @@ def as_text(
     title: str,
     compared: pl.DataFrame | None,
     verdicts: Sequence[Verdict],
-    choices: pl.DataFrame | None = None,
+    choices: pl.DataFrame | None,
+    statistics: Sequence[PublishedStatistic],
     *,
-    statistics: Sequence[PublishedStatistic] = (),
     full: bool = False,
     comparison_first: bool = False,
 ) -> str:

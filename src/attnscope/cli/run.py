@@ -233,7 +233,7 @@ def query(
     if csv:
         if nested := [name for name, dtype in result.schema.items() if dtype.is_nested()]:
             raise InputError(
-                f"the column {nested[0]!r} holds lists, which CSV cannot; leave it out or use --json",
+                f"the column {nested[0]!r} holds lists; leave it out, or use --json",
                 code="unsupported-column",
                 column=nested[0],
             )

@@ -65,7 +65,8 @@ def _no_visible_key(batch: PaddedBatch, error: InputError) -> InputError:
     return InputError(
         f"the knockout would hide every key from token {at} (counted from 0) of the prompt "
         f"{shown!r}. Limit the knockout to a region that does not begin the prompt (region:), put "
-        "the begin-of-sequence token in front (bos: true, if the tokenizer has one), or leave the prompt out",
+        "the begin-of-sequence token in front (bos: true, if the tokenizer has one), or leave "
+        "the prompt out",
         code=error.code,
         **error.values,
     )

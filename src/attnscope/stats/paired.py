@@ -271,12 +271,7 @@ def _sides(
         for side, other in ((first, has[1]), (second, has[0]))
     ]
     if common[0].is_empty():
-        raise InputError(
-            _nothing_in_common(first, second, over, pair),
-            code="nothing-to-compare",
-            over=over,
-            pair=pair,
-        )
+        raise _nothing_in_common(first, second, over, pair)
     prompts = [None, None] if not paired else [sorted(common[0]["prompt"].unique())] * 2
     a, b = (matrix(side, by, of) for side, of in zip(common, prompts, strict=True))
     columns = a.columns.with_columns(
@@ -288,23 +283,36 @@ def _sides(
     return _Sides(columns, (a, b), paired)
 
 
-def _nothing_in_common(first: pl.DataFrame, second: pl.DataFrame, over: str, pair: Pair) -> str:
+def _nothing_in_common(
+    first: pl.DataFrame, second: pl.DataFrame, over: str, pair: Pair
+) -> InputError:
     """Why two sides cannot be compared, and what to do."""
     word = "class" if over == "item" else over
+    known: dict[str, Any] = {"over": over, "pair": pair}
     if not (first.is_empty() or second.is_empty()):
-        return f"{word} {pair[0]!r} and {pair[1]!r} have no measured quantity in common"
+        return InputError(
+            f"{word} {pair[0]!r} and {pair[1]!r} have no measured quantity in common",
+            code="nothing-to-compare",
+            **known,
+        )
     lacking, other = pair if first.is_empty() else pair[::-1]
     measures = sorted(set(first["measure"]) | set(second["measure"]))
     changes = all(m in COLUMNS and COLUMNS[m].compares_to_base for m in measures)
     if over == "condition" and measures and changes:
-        return (
+        return InputError(
             f"{lacking!r} has no values, because {', '.join(measures)} are already changes from "
             f"it; compare two other conditions (--pair {other},SECOND), or judge a claim about "
-            f"{measures[-1]}[condition={other}] with --claims"
+            f"{measures[-1]}[condition={other}] with --claims",
+            code="already-changes",
+            measures=measures,
+            **known,
         )
-    return (
+    return InputError(
         f"{word} {lacking!r} has no values in this run yet; finish the run, which "
-        "`attnscope run` with the same experiment and directory continues"
+        "`attnscope run` with the same experiment and directory continues",
+        code="no-values",
+        value=lacking,
+        **known,
     )
 
 
