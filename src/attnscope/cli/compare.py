@@ -87,13 +87,13 @@ def compare(
     """
     from attnscope.cli import compare_tables
 
-    two = _pair(pair)
     units = units_of(cluster, strata)
     settings = {**units, "margin": margin, "level": level}
     over = "item" if over == "class" else over
     if head is not None and combine is None:
         combine = "each"
-    how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
+    shown = {"combine": combine, "normalise": normalise}
+    how = {**shown, "over": over, "pair": _pair(pair), **settings}
     opened_runs = [opened(run) for run in runs]
     judged, varied = _claims(opened_runs[0], claims, sensitivity)
     compared, verdicts, choices = _results(opened_runs, judged, varied, how, units)
@@ -112,10 +112,7 @@ def compare(
     if json:
         print_json(compare_tables.as_data(*results, statistics=statistics, settings=settings))
     else:
-        layout: dict[str, Any] = {
-            "full": full,
-            "comparison_first": holds or _any_given(over, pair, chosen),
-        }
+        layout = _layout(over, pair, chosen, holds=holds, full=full)
         print(compare_tables.as_text(_title(opened_runs), *results, statistics, **layout))
         _print_scores(opened_runs)
 
@@ -149,9 +146,12 @@ def _statistics(run: Run) -> list[PublishedStatistic]:
         return []
 
 
-def _any_given(over: str | None, pair: str | None, chosen: dict[str, list[Any] | None]) -> bool:
-    """Whether the user asked for a certain comparison or for certain rows."""
-    return any(one is not None for one in (over, pair, *chosen.values()))
+def _layout(
+    over: str | None, pair: str | None, chosen: dict[str, Any], *, holds: bool, full: bool
+) -> dict[str, Any]:
+    """The comparison is first if the user asked for a certain one, or for certain rows."""
+    certain = any(one is not None for one in (over, pair, *chosen.values()))
+    return {"full": full, "comparison_first": holds or certain}
 
 
 def _title(runs: Sequence[Run]) -> str:
