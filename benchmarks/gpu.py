@@ -448,6 +448,16 @@ def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
     return runs
 
 
+def row(name: str, results: dict[str, tuple[float, float, float]]) -> str:
+    """A line of the table: the plain pass, then every other one as ratios to it."""
+    (seconds, plain, _), *others = results.values()
+    ratios = (
+        f"{what} {ratio:.3f} ({memory / plain:.3f})"
+        for what, (_, memory, ratio) in zip(list(results)[1:], others, strict=True)
+    )
+    return f"| {name} | {1e3 * seconds:.1f} | {plain / 2**30:.2f} | {'; '.join(ratios)} |"
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -465,7 +475,8 @@ def main() -> None:
     lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"]
     if not options.unchecked:
         lines += [*check(), *check_rows(), *check_generation(), check_no_waiting()]
-    lines += ["", "| case | what | ms | ratio | peak GiB | ratio |", "| --- " * 6 + "|"]
+    head = "| case | plain: ms | GiB | ratio of time (of memory) |"
+    lines += ["", head, "| --- " * 4 + "|"]
     print("\n".join(lines), flush=True)
     bench = Bench()
     other = OtherBuild(options.before) if options.before else None
@@ -477,13 +488,8 @@ def main() -> None:
             runs = own | {what + BEFORE: partial(other.time, what) for what in own}
         least = 2 if name.endswith("131072") else options.least
         results = turns(runs, options.seconds, least)
-        plain = next(iter(results.values()))[1]
-        for what, (seconds, memory, ratio) in results.items():
-            lines.append(
-                f"| {name} | {what} | {1e3 * seconds:.1f} | {ratio:.3f} | "
-                f"{memory / 2**30:.2f} | {memory / plain:.3f} |"
-            )
-            print(lines[-1], flush=True)
+        lines.append(row(name, results))
+        print(lines[-1], flush=True)
         if "sample:4096" in results:
             batch, tokens = map(int, name.split(":")[-1].split("x"))
             ids = torch.randint(5, 990, (batch, tokens), device="cuda")

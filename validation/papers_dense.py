@@ -3,7 +3,7 @@
     python validation/papers_dense.py MODEL [MODEL …]             the largest deviations
     python validation/papers_dense.py --prompts 4 MODEL
     python validation/papers_dense.py --only needle,sinks MODEL
-    python validation/papers_dense.py --write MODEL               into docs/recipes/README.md
+    python validation/papers_dense.py --write MODEL [MODEL …]     into docs/recipes/README.md
 
 Every recipe is run on a few prompts. Then the tokens of its run go through the model once more,
 in float32 with its own eager attention and all weights returned, and each statistic is computed
@@ -272,7 +272,8 @@ def chosen(opened: Any, dense: dict[tuple[int, str], Array]) -> tuple[int, int]:
     return int(theirs.sum()), int((ours != theirs).sum())
 
 
-def check(name: str, recipes: list[str], prompts: int) -> Iterator[str]:
+def check(name: str, recipes: list[str], prompts: int) -> Iterator[tuple[str, str]]:
+    """Statistics with their largest deviation, of the largest value."""
     model, _ = attnscope.load(name, dtype="float32")
     model.set_attn_implementation("eager")
     for recipe in recipes:
@@ -282,10 +283,17 @@ def check(name: str, recipes: list[str], prompts: int) -> Iterator[str]:
             opened = attnscope.open_run(Path(folder) / "run")
             dense: dict[tuple[int, str], Array] = {}
             for what, (off, most) in deviations(recipe, model, opened, dense).items():
-                yield f"{what}: off by {off:.2g} at most (largest value {most:.3g})"
+                yield what, f"{off:.2g} of {most:.3g}"
             if dense:
                 many, other = chosen(opened, dense)
-                yield f"heads chosen for the focus score: {many}, {other} of them others than ours"
+                yield "heads chosen for the focus score", f"{other} of {many}"
+
+
+def table(found: dict[str, dict[str, str]]) -> list[str]:
+    """A row for each statistic, a column for each model."""
+    cells = [[what, *(of[what] for of in found.values())] for what in next(iter(found.values()))]
+    head = ["| statistic | " + " | ".join(found) + " |", "| --- " * (len(found) + 1) + "|"]
+    return head + ["| " + " | ".join(row) + " |" for row in cells]
 
 
 def main() -> None:
@@ -296,15 +304,16 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(known))
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
+    found: dict[str, dict[str, str]] = {}
     for name in given.models:
         label = Path(name).name.removeprefix("zoo:")
+        found[label] = {}
         print(label, flush=True)
-        lines = []
-        for line in check(name, given.only.split(","), given.prompts):
-            print(f"  {line}", flush=True)
-            lines.append(f"- {line}")
-        if given.write:
-            put(f"papers {label}", lines, PAGE)
+        for what, off in check(name, given.only.split(","), given.prompts):
+            print(f"  {what}: off by {off}", flush=True)
+            found[label][what] = off
+    if given.write:
+        put("papers", table(found), PAGE)
 
 
 if __name__ == "__main__":
