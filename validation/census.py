@@ -519,24 +519,25 @@ Search for your model by the `model_type` of its `config.json`.
   the model's own eager attention, within {tolerance:g}. The table has the largest deviations.
 - **streamed**: attnscope builds no n × n matrix. **fallback**: it reads the matrix that the model
   builds anyway, one layer at a time. **mixed**: some attention modules are streamed, others use the
-  fallback. Modules that compute their own softmax (BLOOM, MPT, GPT-J …) and attention that is
-  sparse by index or content need the fallback.
-- Of models with images or sound (`CLIPModel`, LLaVA, Qwen2-VL …) only the text layers are measured.
-  `repr(scope)` names the layers that are not. Watch a vision tower by itself if it is a model.
-- In the first pass, attnscope counts the attention calls that torch runs. A model with a call that
-  is not measured is refused.
-- **refused**: an error states the reason. **no model**: the model could not be built or run here.
+  fallback. Modules that compute their own softmax and attention that is sparse by index or content
+  need the fallback.
+- Of models with images or sound only the text layers are measured; `repr(scope)` names the others.
+  Watch a vision tower by itself if it is a model.
+- A model that makes an attention call which attnscope does not measure is refused.
 
 {totals}
 
 {by_hand}## Models with attention
-| model_type | class | outcome | measured | attention | output off by | received off by |
-| --- | --- | --- | --- | --- | --- | --- |
+| outcome | measured | attention | model types | output off by | received off by |
+| --- | --- | --- | --- | --- | --- |
 {table}
 
 ## The others
-| model_type | class | outcome | reason |
-| --- | --- | --- | --- |
+`python validation/census.py TYPE` prints the reason. The code of a refusal is a section of
+[errors](reference/errors.md). Without a result: the model could not be built or run here.
+
+| outcome | model types |
+| --- | --- |
 {others}
 """
 
@@ -547,9 +548,41 @@ def _by_hand(before: str) -> str:
     return before[start:end]
 
 
+def _grouped(
+    rows: Iterable[tuple[tuple[str, ...], str]],
+) -> list[tuple[tuple[str, ...], list[str]]]:
+    """Model types with equal cells, the largest group first."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for cells, kind in rows:
+        groups.setdefault(cells, []).append(kind)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
+def _tables(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """The rows of both tables of the page."""
+    measured, others = [], []
+    for kind, row in sorted(results.items()):
+        outcome = row["outcome"]
+        if outcome in ("no attention", "no model", "refused"):
+            code = f": `{row['code']}`" if outcome == "refused" else ""
+            others.append(((outcome + code,), kind))
+        else:
+            reason = row.get("reason", "").replace("|", "\\|")
+            outcome += f": {reason}" if reason else ""
+            kinds = ", ".join(row.get("kinds", []))
+            measured.append(((outcome, row.get("backend", ""), kinds), kind))
+    table = []
+    for cells, kinds in _grouped(measured):
+        off = []
+        for of in ("output", "received"):
+            found = [results[kind][of] for kind in kinds if of in results[kind]]
+            off.append(f"{max(found):.1g}" if found else "")
+        table.append(f"| {' | '.join(cells)} | {', '.join(kinds)} | {' | '.join(off)} |")
+    return table, [f"| {cells[0]} | {', '.join(kinds)} |" for cells, kinds in _grouped(others)]
+
+
 def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
     """docs/models.md"""
-    classes = kinds_of_models()
     tally = Counter(row["outcome"] for row in results.values())
     exact = [row for row in results.values() if row["outcome"] == "exact"]
     streamed = sum(row["backend"] == "streamed" for row in exact)
@@ -561,16 +594,7 @@ def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
         f"{streamed / len(exact):.0%}), {tally['refused']} refused, {defects}; "
         f"{tally['no attention']} without attention, {tally['no model']} not built."
     )
-    table, others = [], []
-    for kind, row in sorted(results.items()):
-        reason = row.get("reason", "").replace("|", "\\|")
-        if row["outcome"] in ("no attention", "no model", "refused"):
-            others.append(f"| {kind} | {classes[kind]} | {row['outcome']} | {reason} |")
-            continue
-        off = [f"{row[name]:.1g}" if name in row else "" for name in ("output", "received")]
-        cells = [kind, classes[kind], row["outcome"] + (f": {reason}" if reason else "")]
-        cells += [row.get("backend", ""), ", ".join(row.get("kinds", [])), *off]
-        table.append(f"| {' | '.join(cells)} |")
+    table, others = _tables(results)
     return OPENING.format(
         version=transformers.__version__,
         torch=torch.__version__.split("+")[0],

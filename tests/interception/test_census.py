@@ -105,5 +105,25 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_lists_the_sample() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert "0 changed, 0 wrong, 0 crashed" in text
-    for kind in SAMPLE:
-        assert f"| {kind} |" in text
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    listed = {kind: row[:3] for row in rows if len(row) == 6 for kind in row[3].split(", ")}
+    for kind, (measured, kinds) in SAMPLE.items():
+        assert listed[kind] == ["exact", measured, ", ".join(kinds)]
+
+
+def test_the_page_has_a_row_for_models_with_equal_results() -> None:
+    streamed = {"outcome": "exact", "backend": "streamed", "kinds": ["decoder"], "received": 1e-6}
+    results = {
+        "a": streamed | {"output": 0.0},
+        "b": streamed | {"output": 2e-7},
+        "c": {"outcome": "wrong", "reason": "a|b", "backend": "fallback", "kinds": ["encoder"]},
+        "d": {"outcome": "refused", "code": "no-such"},
+        "e": {"outcome": "no model", "reason": "of its own"},
+        "f": {"outcome": "no model", "reason": "another"},
+    }
+    measured, others = census._tables(results)
+    assert measured == [
+        "| exact | streamed | decoder | a, b | 2e-07 | 1e-06 |",
+        "| wrong: a\\|b | fallback | encoder | c |  |  |",
+    ]
+    assert others == ["| no model | e, f |", "| refused: `no-such` | d |"]
