@@ -1,10 +1,7 @@
 """Simulated error rates of the statistics: coverage, false positives, power.
 
-    python validation/error_rates.py --sets 4000 --out after.json
-    python validation/error_rates.py --write before.json after.json
-
-Run it with `PYTHONPATH` set to another checkout for the rates of that build. It uses whichever of
-the two interfaces that build has. `--write` puts the tables into docs/statistics.md.
+python validation/error_rates.py --sets 4000 --out rates.json
+python validation/error_rates.py --write rates.json          into docs/error-rates.md
 """
 
 from __future__ import annotations
@@ -22,18 +19,15 @@ from scipy.stats import t as student
 
 Rows = Iterator[tuple[str, str, str, float, int]]
 """Section, setting, number of prompts, rate, number of sets."""
-PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
+PAGE = Path(__file__).parents[1] / "docs" / "error-rates.md"
 NUMBERS = (6, 12, 30, 100)
 E = np.exp
 IMPLIED = ("coverage of a mean", "a mean of 0 called, clusters")
 """Not in the table: the test and the interval agree, so one is 100 % minus the other."""
 
 
-class After:
-    """The present interface."""
-
-    about_these = True
-    """"In most heads" is about these heads, not about heads like these."""
+class Build:
+    """The statistics, as the simulations call them."""
 
     def __init__(self) -> None:
         from attnscope.stats import families, means
@@ -74,51 +68,6 @@ class After:
         from attnscope.stats.proportions import newcombe
 
         found = newcombe(a, b)
-        return found["low"], found["high"], found["p"]
-
-
-class Before:
-    """The interface of the audited build (eb17264): bootstraps, sign flips, votes."""
-
-    about_these = False
-
-    def __init__(self) -> None:
-        from attnscope.stats import contrast, outcome
-
-        self.contrast, self.outcome = contrast, outcome
-
-    def _compare(self, a, b, cluster=None, **settings):
-        family = np.zeros(a.shape[1], int) if settings.pop("one_family", False) else None
-        family = np.arange(a.shape[1]) if family is None else family
-        chosen = self.contrast.ContrastSettings(resamples=1000, **settings)
-        labels = {"cluster": cluster, "strata": None}
-        return self.contrast.paired_contrast(a, b, family, chosen, labels)
-
-    def mean(self, x, cluster=None, within=None):
-        found = self._compare(0 * x, x, cluster)
-        return found["low"], found["high"], found["p"]
-
-    def ratio(self, a, b):
-        found = self._compare(a, b)
-        return found["ratio_low"], found["ratio_high"]
-
-    def equal(self, a, b):
-        return self._compare(a, b, smallest="5%")["p_equal"] <= 0.05
-
-    def any_called(self, x):
-        return bool((self._compare(0 * x, x, one_family=True)["p_max"] <= 0.05).any())
-
-    def most(self, x):
-        found = self._compare(0 * x, x, one_family=True)
-        supports = int(((found["q"] < 0.05) & (found["difference"] > 0)).sum())
-        return self.outcome._at_least(supports, x.shape[1]) > 0.5
-
-    def each(self, x):
-        found = self._compare(0 * x, x, one_family=True)
-        return (found["q"] < 0.05) & (found["difference"] > 0)
-
-    def shares(self, a, b):
-        found = self._compare(a, b)
         return found["low"], found["high"], found["p"]
 
 
@@ -186,11 +135,11 @@ def power(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> 
         for n, shift in ((8, 1.0), (12, 0.8), (30, 0.49), (100, 0.26)):
             x = values(name, draw(f"power{name}{n}"), (n, sets)) + shift * spread
             p = build.mean(x)[2]
-            where = f"{name}, effects 1, 0.8, 0.49, 0.26 sd"
-            yield "power", where, str(n), float((p <= 0.05).mean()), sets
+            title = "power, effects 1, 0.8, 0.49, 0.26 sd"
+            yield title, name, str(n), float((p <= 0.05).mean()), sets
             t = x.mean(0) / (x.std(0, ddof=1) / sqrt(n))
             called = float((t > student.isf(0.025, n - 1)).mean())
-            yield "power", f"{where}: Student's t", str(n), called, sets
+            yield title, f"{name}: Student's t", str(n), called, sets
 
 
 def many_heads(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
@@ -242,7 +191,7 @@ def votes(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> 
             for _ in range(runs):
                 beyond = _correlated(rng, 1, 72, how)[0] > 0  # each head with a chance of a half
                 called = build.most(_correlated(rng, n, 72, how) + np.where(beyond, 2.0, -2.0))
-                drawn.append(called and not (build.about_these and beyond.sum() > 36))
+                drawn.append(called and beyond.sum() <= 36)  # a claim is about these heads
                 noise = _correlated(rng, n, 72, how)
                 half.append(build.most(noise + np.repeat([2.0, 0.0], 36)))
                 most.append(build.most(noise + np.repeat([1.0, 0.0], [44, 28])))
@@ -350,10 +299,7 @@ SECTIONS = (one_mean, power, layers, votes, equivalence, ratios, clusters, share
 
 def simulate(sections: list[str], sets: int, seed: int) -> dict[str, Any]:
     """The rates of the build that is imported."""
-    try:
-        build: Any = After()
-    except ImportError:
-        build = Before()
+    build = Build()
 
     def draw(name: str) -> np.random.Generator:
         return np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -366,32 +312,29 @@ def simulate(sections: list[str], sets: int, seed: int) -> dict[str, Any]:
     return rates
 
 
-def table(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Markdown: a table for each quantity, cells before → after, in per cent."""
-    titles = list(dict.fromkeys(key.split("|")[0] for key in after))
-    titles = [title for title in titles if title not in IMPLIED]
+def table(rates: dict[str, Any]) -> str:
+    """Markdown: a table for each quantity, in per cent. Rows of zeros are left out."""
+    titles = list(dict.fromkeys(key.split("|")[0] for key in rates))
     lines = []
-    for title in titles:
-        keys = [key.split("|") for key in after if key.split("|")[0] == title]
+    for title in (title for title in titles if title not in IMPLIED):
+        keys = [key.split("|") for key in rates if key.split("|")[0] == title]
         numbers = sorted({key[2] for key in keys}, key=int)
-        many = max(after["|".join(key)][1] for key in keys)
-        error = 100 * max(_error(*after["|".join(key)]) for key in keys)
+        many = max(rates["|".join(key)][1] for key in keys)
+        error = 100 * max(_error(*rates["|".join(key)]) for key in keys)
         what = "clusters" if "clusters" in title else "n"
+        rows = []
+        for setting in dict.fromkeys(key[1] for key in keys):
+            found = [rates.get("|".join((title, setting, n)), [float("nan")])[0] for n in numbers]
+            cells = [f"{100 * rate:.1f}" if rate == rate else "–" for rate in found]
+            if set(cells) - {"0.0", "–"}:
+                rows.append(f"| {setting} | {' | '.join(cells)} |")
         name = title[0].upper() + title[1:]
+        if not rows:
+            lines += [f"**{name}**: never ({many:,} sets of each setting)\n"]
+            continue
         lines += [f"**{name}** ({many:,} sets; standard error at most {error:.1f})\n"]
         lines += ["| | " + " | ".join(f"{what} = {n}" for n in numbers) + " |"]
-        lines += ["| --- |" + " --- |" * len(numbers)]
-        for setting in dict.fromkeys(key[1] for key in keys):
-            cells = []
-            for n in numbers:
-                key = "|".join((title, setting, n))
-                old, new = before.get(key, [float("nan")])[0], after.get(key, [float("nan")])[0]
-                shown = [f"{100 * rate:.1f}" if rate == rate else "–" for rate in (old, new)]
-                cells.append(" → ".join(shown) if key in after else "")
-            if not any(cell.replace("0.0", "").strip(" →–") for cell in cells):
-                continue  # nowhere anything
-            lines += [f"| {setting} | {' | '.join(cells)} |"]
-        lines += [""]
+        lines += ["| --- |" + " --- |" * len(numbers), *rows, ""]
     return "\n".join(lines)
 
 
@@ -406,19 +349,19 @@ def main() -> None:
     names = [section.__name__ for section in SECTIONS]
     parser.add_argument("--only", nargs="*", default=names, choices=names)
     parser.add_argument("--out", type=Path, help="a file of rates; others in it are kept")
-    parser.add_argument("--write", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--write", type=Path, metavar="RATES", help="into docs/error-rates.md")
     chosen = parser.parse_args()
     if chosen.write:
-        before, after = (json.loads(path.read_text()) for path in chosen.write)
         text, mark = PAGE.read_text(), "<!-- simulated rates -->\n"
-        PAGE.write_text(text[: text.index(mark)] + mark + table(before, after))
+        rates = json.loads(chosen.write.read_text())
+        PAGE.write_text(text[: text.index(mark)] + mark + table(rates))
         return
     rates = simulate(chosen.only, chosen.sets, chosen.seed)
     if chosen.out:
         old = json.loads(chosen.out.read_text()) if chosen.out.is_file() else {}
         chosen.out.write_text(json.dumps(old | rates, indent=0))
     else:
-        print(table(rates, rates))
+        print(table(rates))
 
 
 if __name__ == "__main__":
