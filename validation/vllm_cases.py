@@ -275,7 +275,7 @@ def run_case(name: str, folder: str) -> dict[str, Any]:
 
 
 def table(file: Path) -> str:
-    """The Markdown table of docs/vllm.md."""
+    """A Markdown table of every case."""
     names = ("received", "received per query", "entropy", "first token", "class mass")
     lines = [f"| case | model | requests, tokens | {' | '.join(names)} |", "| --- " * 8 + "|"]
     for line in file.read_text(encoding="utf-8").splitlines():
