@@ -11,8 +11,7 @@
     python tools/docs/causes.py page OUT
 
 Each but the last adds to the directory OUT and continues where it stopped (a model may be written
-NAME=MODEL); the last writes docs/causes.md of all that is there, the figures beside it, and the
-its tables in docs/evaluate.md.
+NAME=MODEL); the last writes docs/causes.md of all that is there, and the figures beside it.
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""The page of what `causes.py` has measured: docs/causes.md, its figures, and the places of other
-pages with its tables."""
+"""The page of what `causes.py` has measured: docs/causes.md and its figures."""
 
 import json
 import shutil
@@ -14,14 +13,14 @@ from attnscope.report.scores import score_table
 from attnscope.run.store import open_run
 from attnscope.stats.families import false_discovery
 from attnscope.stats.means import one_sample
-from pages import put
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAD = """# Causes
 Made by `tools/docs/causes.py`. Scores are shares of problems answered exactly; differences are \
-paired by problem, with 95 % intervals and p-values as in [statistics.md](statistics.md). n stands \
-in every row.
+paired by problem, with 95 % intervals as in [statistics.md](statistics.md).
 """
+TASKS = {"math": "word problems", "direct": "the number alone", "spatial": "maps"}
+"""Names of folders to those of the page."""
 CLASSES = ("hash", "star", "whitespace")
 SWEEP = [
     "baseline",
@@ -37,9 +36,7 @@ def page(out: Path) -> None:
     """All that is there, as Markdown; figures go into docs/images."""
     parts = [
         HEAD,
-        _section("Baseline, filler, ARM on word problems", _answers(out, "math")),
-        _section("The same, with the number alone as the answer", _direct(out)),
-        _section("Knockout of map characters", _answers(out, "spatial")),
+        _section("Scores under conditions", _answers(out)),
         _section("Does the attention on the maps matter for the answer?", _cuts(out)),
         _section("Does mass predict effect?", _heads(out)),
         _section("How much the settings matter", _sweeps(out)),
@@ -47,50 +44,41 @@ def page(out: Path) -> None:
         _section("Checked on these weights", _checks(out)),
     ]
     (DOCS / "causes.md").write_text("\n".join(part for part in parts if part), encoding="utf-8")
-    if harness := _harness_tables(out):
-        put("harness", harness, DOCS / "evaluate.md")
 
 
 def _section(title: str, lines: list[str]) -> str:
     return "\n".join([f"## {title}", *lines, ""]) if lines else ""
 
 
-def _answers(out: Path, *names: str) -> list[str]:
-    lines = ["| model | condition | n | score | difference | 95 % | p |", "| --- " * 7 + "|"]
-    files = [file for name in names for file in sorted(out.glob(f"{name}-*/completions.parquet"))]
-    for file in files:
-        label = file.parent.name.partition("-")[2]
-        scores = score_table(open_run(file.parent))
-        lines += [_line(label, row) for row in scores.iter_rows(named=True)]
-    return lines if files else []
+def _answers(out: Path) -> list[str]:
+    """A row for every task and model. With "the number alone", the whole answer counts."""
+    lines = ["| task | model | n | baseline | difference |", "| --- " * 5 + "|"]
+    for name, task in TASKS.items():
+        for file in sorted(out.glob(f"{name}-*/completions.parquet")):
+            label = file.parent.name.partition("-")[2]
+            base, *others = score_table(open_run(file.parent)).iter_rows(named=True)
+            changes = "; ".join(f"{row['condition']} {_change(row)}" for row in others)
+            lines.append(
+                f"| {task} | {label} | {base['problems']} | {base['score']:.3f} | {changes} |"
+            )
+    return lines if len(lines) > 2 else []
 
 
-def _direct(out: Path) -> list[str]:
-    """Answers of models that would talk too long, and what they were asked."""
-    asked = [
-        json.loads(file.read_text().splitlines()[0]) for file in sorted(out.glob("direct-*.jsonl"))
-    ]
-    results = "; ".join(f"“{one['prompt']}” (right: {one['answer']})" for one in asked)
-    rows = _answers(out, "direct")
-    note = "Models that reason at length run out of tokens, so they are asked for the number alone"
-    return (
-        [f"{note}, and the whole answer counts. The first problem: {results}.\n", *rows]
-        if rows
-        else []
-    )
+def _change(row: dict[str, Any]) -> str:
+    reach = "" if row["low"] is None else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    return f"{row['difference']:+.3f}{reach}"
 
 
 def _cuts(out: Path) -> list[str]:
     """A row for every model and class, and what they come to."""
     lines = [
-        "Attention to one class of the maps' tokens is blocked in every layer and head. The table "
-        "has the change of the right answer's log-probability (nats; negative: the answer relied "
-        "on it) and the KL divergence of its first token (nats). Beside them is the mass that the "
-        'last prompt token puts on the class, mean over heads and layers. "As many others" '
-        "blocks as many random tokens of the rest of the prompt. Means over problems with 95 % "
-        "intervals; p of the log-probability.\n",
-        "| model | keys | n | tokens | mass | log-probability | 95 % | p | KL | 95 % |",
-        "| --- " * 10 + "|",
+        "Attention to one class of the maps' tokens is blocked in every layer and head: the change "
+        "of the right answer's log-probability (nats; negative: the answer relied on it), and the "
+        "KL divergence of its first token (nats). In brackets the 95 % interval, and after it "
+        "what blocking as many random tokens of the rest of the prompt does. Mass is that of the "
+        "last prompt token on the class, mean over heads and layers. Means over problems.\n",
+        "| model | keys | n | mass | log-probability | as many others | KL | others |",
+        "| --- " * 8 + "|",
     ]
     files = sorted(out.glob("cut-*/cut.jsonl"))
     lost, more, count = [], [], 0
@@ -102,14 +90,17 @@ def _cuts(out: Path) -> list[str]:
             log_probs, kl = (
                 _means([one[of].to_numpy() for one in pair]) for of in ("logprob", "kl")
             )
-            for at, one in enumerate(pair):
-                keys = one["keys"][0]
-                reach = [f"{f['low'][at]:+.3f} … {f['high'][at]:+.3f}" for f in (log_probs, kl)]
-                lines.append(
-                    f"| {label} | {keys} | {len(one)} | {one['tokens'].mean():.1f} | "
-                    f"{one['mass'].mean():.3f} | {log_probs['difference'][at]:+.3f} | {reach[0]} | "
-                    f"{_p(log_probs['p'][at])} | {kl['difference'][at]:.3f} | {reach[1]} |"
+            changes = [
+                f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+                for mean, low, high in zip(
+                    *(log_probs[of] for of in ("difference", "low", "high")), strict=True
                 )
+            ]
+            lines.append(
+                f"| {label} | {name} | {len(pair[0])} | {pair[0]['mass'].mean():.3f} | "
+                f"{changes[0]} | {changes[1]} | "
+                f"{kl['difference'][0]:.3f} | {kl['difference'][1]:.3f} |"
+            )
             count += 1
             where = f"{label}, {name}"
             lost += [where] if log_probs["high"][0] < 0 else []
@@ -138,10 +129,6 @@ def _means(columns: list[Any]) -> dict[str, Any]:
     p = tested.two_sided()
     columns = {"difference": tested.estimate, "low": low, "high": high, "p": p}
     return columns | {"q": false_discovery(p, family), "n": tested.units}
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _checks(out: Path) -> list[str]:
@@ -196,10 +183,7 @@ def _sweeps(out: Path) -> list[str]:
         label = file.parents[1].name.removeprefix("sweep-")
         asked = " ".join(SWEEP)
         problems = score_table(open_run(file.parents[1]))["problems"][0]
-        lines += [
-            f"```\nattnscope evaluate zoo:{label} --problems {problems} --out DIR \\",
-            f'    --conditions "{asked}"\n```',
-        ]
+        lines.append(f'`zoo:{label}`, {problems} problems, `--conditions "{asked}"`.')
         alt = f"Score of {label} minus its baseline over the settings of filler and ARM"
         lines.append(_shown(file, f"causes-sweep-{label}.png", alt))
     return lines
@@ -243,18 +227,6 @@ def _harness_tables(out: Path) -> list[str]:
                 f"{results['largest difference']:.1e} at most."
             )
     return lines if folders else []
-
-
-def _line(label: str, row: dict[str, Any]) -> str:
-    change = reach = p = ""
-    if row["difference"] is not None:
-        change = f"{row['difference']:+.3f}"
-    if row["low"] is not None:
-        reach, p = f"{row['low']:+.3f} … {row['high']:+.3f}", _p(row["p"])
-    score = f"{row['score']:.3f}"
-    return (
-        f"| {label} | {row['condition']} | {row['problems']} | {score} | {change} | {reach} | {p} |"
-    )
 
 
 def _heads_lines(label: str, rows: pl.DataFrame) -> list[str]:

@@ -30,11 +30,10 @@ from pages import put
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 PAIR = "token-types"
-REAL = ("smollm2", "qwen-0.5b")
-MODELS = (*REAL, "math-qwen2", "chat-llama", "chat-gemma3")
+MODELS = ("smollm2", "qwen-0.5b", "math-qwen2", "chat-llama", "chat-gemma3")
 PAIRS = ("smollm2-smollm2-phys", "spatial-base-spatial-phys")
 """Labels of `--model` and folders of `--pair`, in the order of the page."""
-MANY = 8
+MANY = 6
 """Notes on more verdicts name their claims only."""
 Models = dict[str, str]
 
@@ -109,32 +108,6 @@ def by_layer(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) ->
     return lines
 
 
-def parts(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) -> list[str]:
-    """The lines of claims with several × models."""
-    lines = [f"| claim, part | needed | {' | '.join(columns)} |"]
-    lines += ["| --- " * (len(columns) + 2) + "|"]
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    for (claim, where), some in found.items():
-        for v in some if where in columns and len(some[0].lines) > 1 else []:
-            for line, result in zip(v.lines, v.results, strict=True):
-                key = (f"{claim}, `{short(line)}`", cells_of(line, result)["needed"])
-                cells.setdefault(key, {})[where] = f"{numbers(line, result)}: {result.word}"
-    for (name, needed), row in cells.items():
-        texts = (row.get(where, "–") for where in columns)
-        lines.append(f"| {name} | {needed} | {' | '.join(texts)} |")
-    return lines
-
-
-def short(line: Line) -> str:
-    """The measure of a line, with the option and the scope that distinguish it from the others."""
-    left, scope = line.left, line.scope
-    region = left.keys if left.keys not in ("all", "question") else ""
-    option = "+".join(left.cls) or (region if left.layer is None else f"layer {left.layer}")
-    kind = scope.kind[:-1] if scope.least == "every" else scope.kind
-    heads = f" in {scope.least} {kind}" if scope.kind in COUNTS else ""
-    return f"{line.left.measure}{f'[{option}]' if option else ''}{heads}"
-
-
 def notes(found: dict[tuple[str, str], list[Verdict]]) -> list[str]:
     """What limits the verdicts: similar prompts, skewness."""
     texts: dict[str, list[str]] = {}
@@ -156,10 +129,8 @@ def write(out: Path) -> None:
     """The tables of the page."""
     found = verdicts(out)
     columns = [name for name in MODELS if any(where == name for _, where in found)]
-    real = [name for name in columns if name in REAL]
     put("verdicts", overview(found, columns), PAGE)
     put("pairs", by_layer(found, [w for w in PAIRS if any(where == w for _, where in found)]), PAGE)
-    put("parts", parts(found, real), PAGE)
     put("notes", notes(found), PAGE)
 
 
