@@ -118,9 +118,21 @@ def drawable(
 
 
 def table() -> str:
-    """The table of docs/figures.md: all figures, what they show, their options."""
+    """The tables of docs/figures.md: all figures, what they show, their options."""
     rows = ["| name | shows | further options |", "| --- | --- | --- |"]
+    helps: dict[str, dict[str, list[str]]] = {}
     for figure in map(figure_named, FIGURES):
-        options = " · ".join(f"`{name}`: {option.help}" for name, option in figure.options.items())
+        options = ", ".join(f"`{name}`" for name in figure.options)
         rows.append(f"| `{figure.name}` | {figure.shows} | {options} |")
+        for name, option in figure.options.items():
+            helps.setdefault(name, {}).setdefault(option.help, []).append(figure.name)
+    rows += ["", "| option | values |", "| --- | --- |"]
+    for name, meanings in sorted(helps.items()):
+        common = max(meanings, key=lambda text: len(meanings[text]))
+        others = (
+            f"; of {', '.join(f'`{figure}`' for figure in meanings[text])}: {text}"
+            for text in meanings
+            if text != common
+        )
+        rows.append(f"| `{name}` | {common}{''.join(others)} |")
     return "\n".join(rows)
