@@ -28,21 +28,18 @@ def keep(what: str, tried: int, result: str, seconds: float) -> None:
 
 
 def write_table() -> None:
-    """The table of docs/reliability.md."""
+    """The table of docs/reliability.md: a row for each outcome."""
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    rows = [
-        f"| {what} | {one['tried']:,} | {one['result']} | {one['seconds']:,.0f} |"
-        for what, one in kept.items()
-    ]
-    fuzzed = [one for what, one in kept.items() if what.startswith("fuzzing: ")]
-    if fuzzed:
-        tried, seconds = (sum(one[key] for one in fuzzed) for key in ("tried", "seconds"))
-        wrong = sum("WRONG" in one["result"] for one in fuzzed)
-        outcome = (
-            "no traceback, no hang, nothing written elsewhere" if not wrong else f"{wrong} WRONG"
-        )
-        rows.append(f"| **fuzzing, all of it** | **{tried:,}** | {outcome} | {seconds:,.0f} |")
-    table = ["| what | times | outcome | seconds |", "| --- | --- | --- | --- |", *rows]
+    rows: dict[str, list[str]] = {}
+    for what, one in kept.items():
+        rows.setdefault(one["result"], []).append(f"{what}: {one['tried']:,}")
+    fuzzed = sum(one["tried"] for what, one in kept.items() if what.startswith("fuzzing: "))
+    table = ["| what, how often | outcome |", "| --- | --- |"]
+    for outcome, tried in rows.items():
+        named = "; ".join(tried)
+        if named.startswith("fuzzing: "):
+            named = f"{named.replace('; fuzzing: ', '; ')} (together {fuzzed:,})"
+        table.append(f"| {named} | {outcome} |")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     page = before + BEGIN + "\n" + "\n".join(table) + "\n" + END + after
