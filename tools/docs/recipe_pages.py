@@ -6,11 +6,11 @@
     attnscope heads zoo:smollm2 --out HEADS
     python tools/docs/recipe_pages.py --heads smollm2=HEADS [LABEL=HEADS …]
 
-Every folder of runs gives a table of the numbers and the verdicts as the command prints them; the
-first one gives the figures too, into docs/images. Pages are made of runs alone: no number in them
-is typed.
+Every run gives a column of numbers and verdicts; the first folder gives the figures too, into
+docs/images. Pages are made of runs alone: no number in them is typed.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -23,30 +23,60 @@ from attnscope.figures.registry import draw_table
 from attnscope.recipes import BUNDLED, RECIPES
 from attnscope.report.published import published_statistics
 from attnscope.run.store import Run, open_run
+from attnscope.spec.claims import Line
+from attnscope.stats.outcome import COUNTS
 from attnscope.stats.run_stats import judge_run
+from attnscope.stats.sentences import cells_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from findings import numbers
 from pages import put
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCALE = 1.0
 
 
-def section(run: Run) -> list[str]:
-    """A table of a run's numbers, and what was printed of its claims."""
+def column(run: Run, name: str) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Of a run: its heading, its numbers and verdicts by name, and the published numbers."""
     prompts = run.experiment.prompts
     seed = getattr(prompts, "seed", 0)
     if prompts.source == "tokens":  # the recipe multiplies the user's seed
         seed //= prompts.count
-    other = "" if seed == 0 else f", on other prompts (seed {seed})"
-    lines = [f"### {', '.join(run.experiment.models)}{other}", ""]
+    label = ", ".join(run.experiment.models)
     found = published_statistics(run)
-    if found:
-        lines += ["| | ours | prompts | published |", "| --- | --- | --- | --- |"]
-    for one in found:
-        lines.append(f"| {one.what} | {one.shown} | {one.n} | {one.published} |")
-    return [*lines, "", "```text", *map(str, judge_run(run)), "```", ""]
+    cells = {re.sub(rf"^{re.escape(label)}[:,] ", "", one.what): one.shown for one in found}
+    published = dict(zip(cells, (one.published for one in found), strict=True))
+    for verdict in judge_run(run, RECIPES[name].claims):
+        where = "" if verdict.layer is None else f", layer {verdict.layer}"
+        for line, result in zip(verdict.lines, verdict.results, strict=True):
+            needed = cells_of(line, result)["needed"]
+            text = f"{numbers(line, result)}, needed {needed}: **{result.word}**"
+            cells[f"{verdict.claim}{where}: `{short(line)}`"] = text
+    n = max([one.n for one in found], default=run.cells["prompt"].n_unique())
+    return f"{label}{f', seed {seed}' if seed else ''}, n = {n}", cells, published
+
+
+def short(line: Line) -> str:
+    """The measure of a line, with the option and the scope that distinguish it from the others."""
+    left, scope = line.left, line.scope
+    region = left.keys if left.keys not in ("all", "question") else ""
+    option = "+".join(left.cls) or (region if left.layer is None else f"layer {left.layer}")
+    kind = scope.kind[:-1] if scope.least == "every" else scope.kind
+    heads = f" in {scope.least} {kind}" if scope.kind in COUNTS else ""
+    return f"{line.left.measure}{f'[{option}]' if option else ''}{heads}"
+
+
+def table(columns: list[tuple[str, dict[str, str], dict[str, str]]]) -> list[str]:
+    """A row for each number or part of a claim, a column for each run."""
+    known = any(text for *_, published in columns for text in published.values())
+    headings = [heading for heading, *_ in columns] + ["published"] * known
+    lines = [f"| | {' | '.join(headings)} |", "| --- " * (len(headings) + 1) + "|"]
+    for what in dict.fromkeys(what for _, cells, _ in columns for what in cells):
+        row = [cells.get(what, "–") for _, cells, _ in columns]
+        row += [next((given[what] for *_, given in columns if what in given), "")] * known
+        lines.append(f"| {what} | {' | '.join(row)} |")
+    return lines
 
 
 def page(name: str, folders: list[Path]) -> None:
@@ -56,8 +86,7 @@ def page(name: str, folders: list[Path]) -> None:
     for number, figure in enumerate(RECIPES[name].figures if name not in BUNDLED else []):
         image = DOCS / "images" / f"recipe-{name}{f'-{number + 1}' if number else ''}.png"
         image.write_bytes(png(draw(runs[0], figure), scale=SCALE))
-    lines = [line for run in runs for line in section(run)]
-    put("numbers", lines, DOCS / "recipes" / f"{name}.md")
+    put("numbers", table([column(run, name) for run in runs]), DOCS / "recipes" / f"{name}.md")
 
 
 def heads(label: str, folder: Path) -> None:
