@@ -155,7 +155,7 @@ def many_heads(build: Any, sets: int, draw: Callable[[str], np.random.Generator]
                 shared = np.repeat(values(name, rng, (n, 30)), 9, axis=1)
                 alike.append(build.any_called(x + shared))
             yield "any of 270 null heads called", name, str(n), float(np.mean(alone)), runs
-            where = f"{name}; heads of a layer correlated 0.5"
+            where = f"{name}; correlated"  # heads of a layer, by 0.5
             yield "any of 270 null heads called", where, str(n), float(np.mean(alike)), runs
 
 
@@ -195,12 +195,12 @@ def votes(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> 
                 noise = _correlated(rng, n, 72, how)
                 half.append(build.most(noise + np.repeat([2.0, 0.0], 36)))
                 most.append(build.most(noise + np.repeat([1.0, 0.0], [44, 28])))
-            where = f"each of 72 heads beyond with a chance of a half; {how}"
-            yield "most heads, falsely", where, str(n), float(np.mean(drawn)), runs
-            where = f"36 of 72 heads beyond, 36 at the bound; {how}"
-            yield "most heads, falsely", where, str(n), float(np.mean(half)), runs
-            where = f"44 of 72 heads beyond by 1 sd; {how}"
-            yield "most heads, found", where, str(n), float(np.mean(most)), runs
+            what = "most heads, falsely: each of 72 beyond with a chance of a half"
+            yield what, how, str(n), float(np.mean(drawn)), runs
+            what = "most heads, falsely: 36 of 72 beyond, 36 at the bound"
+            yield what, how, str(n), float(np.mean(half)), runs
+            what = "most heads, found: 44 of 72 beyond by 1 sd"
+            yield what, how, str(n), float(np.mean(most)), runs
 
 
 def equivalence(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
@@ -328,12 +328,12 @@ def table(rates: dict[str, Any]) -> str:
             cells = [f"{100 * rate:.1f}" if rate == rate else "–" for rate in found]
             if set(cells) - {"0.0", "–"}:
                 rows.append(f"| {setting} | {' | '.join(cells)} |")
-        name = title[0].upper() + title[1:]
+        name = f"**{title[0].upper() + title[1:]}**"
         if not rows:
-            lines += [f"**{name}**: never ({many:,} sets of each setting)\n"]
+            lines += [f"{name}: never ({many:,} sets of each setting)\n"]
             continue
-        lines += [f"**{name}** ({many:,} sets; standard error at most {error:.1f})\n"]
-        lines += ["| | " + " | ".join(f"{what} = {n}" for n in numbers) + " |"]
+        name += f", {what} = ({many:,} sets, error ≤ {error:.1f})"
+        lines += [f"| {name} | {' | '.join(numbers)} |"]
         lines += ["| --- |" + " --- |" * len(numbers), *rows, ""]
     return "\n".join(lines)
 
