@@ -59,7 +59,7 @@ def file(tmp_path_factory, folder):
     return path
 
 
-def test_check_run_query(attnscope, file, tmp_path):
+def test_check_run_query(attnscope, file, folder, tmp_path):
     code, out, err = attnscope("run", file, "--check", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert "small: 4 cells, about" in out
@@ -79,6 +79,14 @@ def test_check_run_query(attnscope, file, tmp_path):
     assert (mean["claim"], mean["model"], mean["least"]) == ("all", "tiny", 6)
     code, out, err = attnscope("run", file, *how, cwd=tmp_path)
     assert {mean["text"], heads["text"]} <= set(out.splitlines())
+    two = file.with_name("two.yaml")
+    two.write_text(file.read_text().replace("models:\n", f"models:\n  second: {folder}\n", 1))
+    (tmp_path / "mine.yaml").write_text(
+        "claims: {each: entropy > 1, pair: 'entropy[model=b] > entropy[model=a]'}"
+    )
+    out = attnscope("run", two, *how, "--json", cwd=tmp_path)[1]
+    judged = [(one["claim"], one["model"]) for one in json.loads(out)["decides"][1:]]
+    assert judged == [("each", "second"), ("each", "tiny"), ("pair", "tiny and second")]
     (tmp_path / "mine.yaml").unlink()
 
     code, out, err = attnscope("run", file, cwd=tmp_path)

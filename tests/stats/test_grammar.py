@@ -145,3 +145,11 @@ def test_every_line_of_the_page_is_a_line():
     lines = [line for block in blocks for line in yaml.safe_load(block)["claims"].values()]
     for line in rows + lines:
         assert parse_line(line).text == line
+
+
+def test_an_unknown_measure_gets_similar_names():
+    for wrong, meant in (("kl", "next_token_kl"), ("entropi", "entropy")):
+        with pytest.raises(InputError) as error:
+            parse_line(f"{wrong} > 0.1")
+        assert error.value.code == "unknown-measure"
+        assert meant in str(error.value)

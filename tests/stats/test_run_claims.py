@@ -78,6 +78,20 @@ def test_the_comparison_that_is_asked_for_stands_before_the_claims(tmp_path: Pat
     assert any(line.startswith("claim 1: ") for line in asked)
 
 
+def test_the_table_of_a_number_of_heads_has_its_heading_and_names_the_models(
+    tmp_path: Path,
+) -> None:
+    claims = make_claims({"some": "entropy > 0.1 in at least 2 heads"}, "test")
+    run = replace(small(models=("one", "two")), claims=claims)
+    folder = str(write_run(run, tmp_path / "run"))
+    lines = CliRunner().invoke(app, ["compare", folder, "--full"]).stdout.splitlines()
+    heading = lines.index("some: entropy is above 0.1 in at least 2 heads.")  # of no model alone
+    assert "heads beyond" in lines[heading + 1]
+    assert [line.split()[0] for line in lines[heading + 2 : heading + 4]] == ["one", "two"]
+    for model in ("one", "two"):
+        assert any(line.startswith(f"! some ({model}): ") for line in lines)
+
+
 def test_report_compare_and_figures_judge_own_claims(tmp_path: Path) -> None:
     folder = write_run(replace(small(), claims=(OWN, ABSENT)), tmp_path / "run")
     run = open_run(folder)

@@ -11,6 +11,7 @@ import polars as pl
 
 from attnscope.report.published import PublishedStatistic
 from attnscope.spec.claims import Line
+from attnscope.stats.outcome import COUNTS
 from attnscope.stats.sensitivity import not_judged_note, robustness
 from attnscope.stats.sentences import cells_of, heads_text
 from attnscope.stats.verdicts import Verdict, verdict_dict
@@ -116,8 +117,7 @@ def _tables(verdicts: Sequence[Verdict]) -> list[str]:
     notes: dict[str, None] = {}
     for name in dict.fromkeys(v.claim for v in verdicts if v.results):
         group = [v for v in verdicts if v.claim == name and v.results]
-        head = ["", "before", "after", "change", "95 % interval", "needed", "verdict", "p*"]
-        rows = [head]
+        rows = [["", "before", "after", _change(group), "95 % interval", "needed", "verdict", "p*"]]
         for verdict in group:
             for line, result in zip(verdict.lines, verdict.results, strict=True):
                 cells = cells_of(line, result)
@@ -126,14 +126,28 @@ def _tables(verdicts: Sequence[Verdict]) -> list[str]:
                 numbers = [cells[c] for c in ("before", "after", "change", "interval", "needed")]
                 rows.append([label, *numbers, result.word, cells["p"]])
                 if result.heads:
-                    notes[f"{name}: {heads_text(result)}"] = None
+                    where = _location(verdict, group)
+                    where = f"{name} ({where})" if where else name
+                    notes[f"{where}: {heads_text(result)}"] = None
                 if result.note:
                     notes[f"{name}: {result.note}"] = None
             notes |= dict.fromkeys(f"{name}: {note}" for note in verdict.notes)
-        what = group[0].sentence if len(group[0].lines) == 1 else f"{len(group[0].lines)} parts"
+        what = _statement(group) if len(group[0].lines) == 1 else f"{len(group[0].lines)} parts"
         lines += [f"{name}: {what.split(', ', 1)[-1] if group[0].layer is not None else what}"]
         lines += [f"  {row}" for row in _aligned(rows)]
     return [*lines, FOOTER, *(f"! {note}" for note in notes)] if lines else []
+
+
+def _change(group: Sequence[Verdict]) -> str:
+    """The heading of the estimates: changes, or numbers of heads or layers."""
+    kinds = {result.kind for verdict in group for result in verdict.results}
+    return f"{kinds.pop()} beyond" if len(kinds) == 1 and kinds <= set(COUNTS) else "change"
+
+
+def _statement(group: Sequence[Verdict]) -> str:
+    """The statement; with the model if it is the only one."""
+    models = {verdict.model for verdict in group}
+    return group[0].sentence if len(models) == 1 else group[0].statement
 
 
 def _short(line: Line) -> str:
@@ -180,7 +194,7 @@ def _comparison(compared: pl.DataFrame | None, full: bool) -> list[str]:
     return [
         f"comparison, b minus a: {fixed}; {many}",
         *_aligned(table),
-        f"{corrected}; q: false discovery rate; n = {number} prompts",
+        f"{corrected}; q: false discovery rate, which decides the outcome; n = {number} prompts",
         *(f"! {note}" for note in notes),
     ]
 

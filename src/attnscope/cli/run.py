@@ -302,14 +302,26 @@ def _decides(plan: Plan, claims: Sequence[Claim]) -> Iterator[dict[str, Any]]:
     text = f"{n} prompts find a difference of {detectable(n):.2f} standard deviations four times in"
     few = f"{n} prompts have no interval and no p-value: at least {MINIMUM} are needed"
     yield {"least": MINIMUM, "text": f"{text} five" if n >= MINIMUM else few}
-    for model in plan.models:
-        layers = model.info.layers or 1 if model.layers is None else len(model.layers)
-        heads = model.info.heads or 1 if model.heads is None else len(model.heads)
-        for claim in claims:
+    for claim in claims:
+        for label, model in _judged_models(plan, claim).items():
+            layers = model.info.layers or 1 if model.layers is None else len(model.layers)
+            heads = model.info.heads or 1 if model.heads is None else len(model.heads)
             results = decidable(claim, units, layers, heads)
             for line, one in zip(claim.lines, results, strict=True):
-                text = f"  {claim.name} ({model.label}), {line.text}: {one.text}"
-                yield {"claim": claim.name, "model": model.label, **one._asdict(), "text": text}
+                text = f"  {claim.name} ({label}), {line.text}: {one.text}"
+                yield {"claim": claim.name, "model": label, **one._asdict(), "text": text}
+
+
+def _judged_models(plan: Plan, claim: Claim) -> dict[str, Any]:
+    """By label, the models that a claim is judged for: each, unless the claim names them."""
+    models = {model.label: model for model in plan.models}
+    places = dict(zip(("a", "b"), models, strict=False))
+    named = [q.model for line in claim.lines for q in line.quantities]
+    if not all(named):
+        return models
+    labels = list(dict.fromkeys(n if n in models else places.get(str(n), str(n)) for n in named))
+    known = [label for label in labels if label in models]
+    return {" and ".join(labels): models[known[0]]} if known else models
 
 
 def _class_lines(counts: Sequence[ClassCount]) -> Iterator[str]:

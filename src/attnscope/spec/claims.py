@@ -8,6 +8,7 @@ claim with several lines holds if all of them hold. The text of the claims is wr
 before anything is measured, so that a verdict can state whether the claim came first.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -160,7 +161,10 @@ class _Reader:
         if match is None:
             self.fail("a measure, or FACTOR * MEASURE on the right side")
         if match[1] not in COLUMNS:
-            self.fail(f"a measure ({', '.join(COLUMNS)})", start, "unknown-measure")
+            ends = [name for name in COLUMNS if name.endswith(f"_{match[1]}")]
+            near = ends or difflib.get_close_matches(match[1], COLUMNS)
+            names = f", such as {' or '.join(near)}" if near else f" ({', '.join(COLUMNS)})"
+            self.fail(f"a measure{names}", start, "unknown-measure")
         options: dict[str, Any] = {}
         if self.take(r"\["):
             while not self.take(r"\]"):

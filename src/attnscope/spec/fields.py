@@ -82,7 +82,8 @@ def _class_sets(value: Any) -> Any:
         for source in named:
             if not isinstance(source, str):
                 raise InputError(
-                    f"a class set is a name or the path of a YAML file, not {source!r}",
+                    f"a class set is a name or the path of a YAML file, not {source!r}. Rules in "
+                    "the experiment need a label: 'classes: {mine: [RULE, …]}'",
                     code="bad-class-set",
                     value=source,
                 )
