@@ -11,6 +11,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.figures import Style, draw
 from attnscope.figures.shapes import matrix
+from attnscope.figures.theme import PUBLISHED
 from attnscope.spec.claims import make_claims
 from made_runs import made_run
 from support_errors import raises
@@ -81,6 +82,18 @@ def test_a_panel_has_its_own_colours_unless_they_are_shared() -> None:
     largest = [part["value"].max() for part in data.partition_by("panel", maintain_order=True)]
     assert tops["panel"] == largest
     assert set(tops["shared"]) == {max(largest)}
+
+
+def test_colours_of_lift_begin_at_0_and_are_white_at_1() -> None:
+    shape = matrix.Matrix(rule=1.0)
+    for values, domain in (
+        ([0.2, 3.0], [0.0, 0.5, 1.0, 2.0, 3.0]),
+        ([0.9, 1.2], [0.8, 0.9, 1.0, 1.1, 1.2]),
+        ([-1.0, 2.0], [-1.0, 0.0, 1.0, 2.0, 3.0]),
+    ):
+        stops, colours = shape._scale(pl.DataFrame({"value": values}), PUBLISHED)
+        assert stops == pytest.approx(domain)
+        assert colours == PUBLISHED.diverging
 
 
 def test_lift_of_a_head_is_its_mass_over_uniform_mass() -> None:

@@ -112,6 +112,16 @@ def test_a_verdict_is_a_colour_and_a_shape(run: MadeRun) -> None:
     assert "'circle', 'cross'" in spec
 
 
+def test_a_dashed_line_is_at_what_the_claim_needs(run: MadeRun) -> None:
+    figure = draw(run, "sensitivity", claim=CHARACTERS)
+    assert "the dashed line at 1.05 is what is needed" in figure.description
+    assert "mass: ratio" in str(figure.spec)
+    (value,) = make_claims({"value": "mass[class=hash] > 0.2 in each layer"}, "test")
+    text = draw(run, "sensitivity", claim=value).description
+    assert "the dashed line at 0.2 is what is needed" in text
+    assert "is no difference" not in text
+
+
 def test_the_rows_can_be_chosen(run: MadeRun) -> None:
     figure = draw(run, "sensitivity", claim=CHARACTERS, layers=[1], queries="last")
     assert figure.data["layer"].unique().to_list() == [1]

@@ -35,7 +35,7 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
     table, further = _rows(every, request.choice)
     data, rows_title = _laid_out(table)
     part, models = claim.lines[request.options["part"]], _models(request, claim)
-    bounds, what = part.bounds or (), _compared(table)
+    bounds, what = part.bounds or _needed(part, table), _compared(table)
     one, several = data["quantity"].n_unique() == 1, data["panel"].n_unique() > 1
     summary = robustness_summary(table)
     agree, overturned = _agreement(table, summary), summary["verdicts"] - summary["same_verdict"]
@@ -67,7 +67,7 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
             "places": shown,
             "overview": f"A forest plot: rows are choices of {rows}"
             f"{'' if one else ', columns are normalisations'}. Claim: {statement}. {agree}.",
-            "notes": _notes(table, signed=not bounds),
+            "notes": _notes(table, signed=not part.bounds),
             "no_differences": f"{count(overturned, 'verdict')} differ from that of the reference: "
             "Notes lists the choices."
             if overturned
@@ -90,7 +90,9 @@ def _scope(
     heads = "one value per layer" if no_heads else "mean over heads"
     heads = "each head separately" if part.scope.kind == "heads" else heads
     names = " against ".join(reversed(models)) if _over_models(claim) else join(models)
-    layers = layers_text(table["layer"].drop_nulls().unique().sort().to_list())
+    shown = table["layer"].drop_nulls().unique().sort().to_list()
+    layers = layers_text(shown) if shown else "mean over layers"
+    layers = "all layers" if part.scope.kind == "heads" and not part.scope.layers else layers
     more = f"; {count(further, 'further layer')} not shown" if further else ""
     return f"{names}, {layers}, {heads}{more}"
 
@@ -282,6 +284,14 @@ def _compared(table: pl.DataFrame) -> str:
     if kind in ("heads", "layers"):
         return f"number of {kind} whose {what} is beyond what is needed"
     return {"value": what, "ratio": f"{what} over {against}"}.get(kind, f"{what} minus {against}")
+
+
+def _needed(line: Line, table: pl.DataFrame) -> tuple[float, ...]:
+    """The number that the estimate is compared with, unless it is that of no difference."""
+    kind = table["scale"][0]
+    if kind == "ratio":
+        return (line.factor,) if line.factor != 1 else ()
+    return (line.offset,) if kind == "value" or (kind == "difference" and line.offset) else ()
 
 
 def _part_text(claim: Claim, part: int) -> str:

@@ -59,10 +59,11 @@ class Forest(Shape):
 
     def axes(self, frame: pl.DataFrame) -> list[str]:
         bounds = join([f"{bound:g}" for bound in self.bounds])
-        dashed = f"; dashed lines at {bounds} are bounds" if self.bounds else ""
-        none = f"a line at {_equal(frame):g} is no difference{dashed}"
+        none = [f"; a line at {equal:g} is no difference" for equal in _equal(frame)]
+        many = "lines at {} are bounds" if len(self.bounds) > 1 else "line at {} is what is needed"
+        dashed = f"; the dashed {many.format(bounds)}" if self.bounds else ""
         return [
-            f"x: {self.x_title or 'difference'}, with its 95 % interval; {none}",
+            f"x: {self.x_title or _kind(frame)}, with its 95 % interval{''.join(none)}{dashed}",
             f"y: {self.rows_title or 'where the claim was judged'}; the shaded row is the "
             "reference, which has the choices of the claim",
         ]
@@ -86,7 +87,7 @@ class Forest(Shape):
                 marks = self._cell(
                     part.filter(pl.col("quantity") == name),
                     _rows(choices, self.rows_title if block == blocks[0] else "", first, style),
-                    (self.x_title or f"{name}: difference") if last else "",
+                    (self.x_title or f"{name}: {_kind(frame)}") if last else "",
                     style.theme,
                 )
                 if first and len(blocks) > 1:
@@ -99,7 +100,10 @@ class Forest(Shape):
 
     def _cell(self, part: pl.DataFrame, y: alt.Y, x_title: str, theme: Theme) -> list[Any]:
         """One cell of the figure: the shaded row, the lines, intervals, points."""
-        lines = [(_equal(part), [1, 0]), *((bound, [4, 3]) for bound in self.bounds)]
+        lines = [
+            *((equal, [1, 0]) for equal in _equal(part)),
+            *((bound, [4, 3]) for bound in self.bounds),
+        ]
         ends = value_range(part, *(at for at, _ in lines), of=("difference", "low", "high"))
         edge = 0.06 * (ends[1] - ends[0]) or 0.5
         scale = alt.Scale(domain=[ends[0] - edge, ends[1] + edge], nice=False, zero=False)
@@ -122,9 +126,15 @@ class Forest(Shape):
         return [*marks, point]
 
 
-def _equal(frame: pl.DataFrame) -> float:
-    """The value that means no difference."""
-    return 1.0 if frame["scale"][0] == "ratio" else 0.0
+def _kind(frame: pl.DataFrame) -> str:
+    """What the numbers are: ratios, values, numbers of heads or layers, or differences."""
+    kind: str = frame["scale"][0]
+    return {"heads": "number of heads", "layers": "number of layers"}.get(kind, kind)
+
+
+def _equal(frame: pl.DataFrame) -> list[float]:
+    """The value that means no difference, if there is one."""
+    return {"ratio": [1.0], "difference": [0.0]}.get(frame["scale"][0], [])
 
 
 def _colours(theme: Theme) -> list[str]:

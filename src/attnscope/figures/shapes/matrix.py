@@ -178,8 +178,13 @@ class Matrix(Shape):
         colours = theme.sequential if middle is None else theme.diverging
         if middle is not None:
             far = max(high - middle, middle - low) or 1.0
-            low, high = middle - far, middle + far
-        elif self.from_zero or 0 <= low < high / 2:
+            # Not below 0 if no value is: a lift or a ratio cannot be.
+            low = 0.0 if low >= 0 and far > 0.95 * middle > 0 else middle - far
+            halves = (low, middle), (middle, middle + far)
+            steps = len(colours) // 2
+            stops = [a + (b - a) * i / steps for a, b in halves for i in range(steps)]
+            return [*stops, middle + far], colours
+        if self.from_zero or 0 <= low < high / 2:
             low = 0.0
         step = (high - low or 1.0) / (len(colours) - 1)
         return [low + step * i for i in range(len(colours))], colours
