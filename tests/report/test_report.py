@@ -380,3 +380,17 @@ def test_the_methods_state_what_a_condition_changes() -> None:
     assert row is not None
     assert row[1].startswith("base: unchanged, slashes: insert: kind: repeat")
     assert "—" not in row[1]
+
+
+def test_the_methods_have_the_rules_of_the_classes_and_count_the_records() -> None:
+    run = made_run()
+    mine = [{"name": "negation", "words": ["no", "never"]}, {"name": "other", "every": "token"}]
+    experiment = run.experiment.with_keys(prompts=["First text.", "No."], classes={"mine": mine})
+    methods = _section(build(replace(run, experiment=experiment)), "measured")
+    assert "<td>mine: negation, other</td>" in methods
+    assert "<td>words: no, never</td>" in methods
+    assert "<td>source: inline, records: 2</td>" in methods
+
+
+def _section(page: str, name: str) -> str:
+    return page.split(f'<section id="{name}">')[1].split("</section>")[0]

@@ -191,14 +191,40 @@ def _settings(run: Run, experiment: Experiment) -> dict[str, Any]:
     )
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
     changes = {name: _changes(one) or "unchanged" for name, one in experiment.conditions.items()}
-    shown = {"classes": list(experiment.classes), "conditions": changes}
-    complete = experiment.to_dict() | shown
+    complete = experiment.to_dict()
+    names = {
+        label: [rule["name"] for rule in rules] for label, rules in complete["classes"].items()
+    }
+    shown = {"classes": names, "conditions": changes, "prompts": _source(experiment)}
+    complete |= shown
     return {
         "size": f"{count(cells.height, 'cell')}: {count(len(models), 'model')} × "
         f"{count(cells['prompt'].n_unique(), 'prompt')} × {count(len(conditions), 'condition')}",
         "settings": {k: _text(complete[k]) for k in (*keys, "combine", "normalise")},
+        "rules": _rules(experiment),
         "cells": in_order(sums, model=models, condition=conditions),
     }
+
+
+def _source(experiment: Experiment) -> dict[str, Any]:
+    """The source of the prompts, with its count and seed, and its settings that are no defaults.
+    The section "Prompts" shows the first records."""
+    prompts = experiment.prompts.model_dump(mode="json")
+    changed = experiment.prompts.model_dump(mode="json", exclude_defaults=True)
+    shown = {key: prompts.get(key) for key in ("source", "count", "seed")} | changed
+    records = shown.pop("records", None)
+    given = {key: value for key, value in shown.items() if value is not None}
+    return given if records is None else given | {"records": len(records)}
+
+
+def _rules(experiment: Experiment) -> pl.DataFrame:
+    """The rule of every token class of every class set."""
+    rows = [
+        (label, rule["name"], _text({k: v for k, v in rule.items() if k != "name"}))
+        for label, rules in experiment.to_dict()["classes"].items()
+        for rule in rules
+    ]
+    return pl.DataFrame(rows, schema=["class set", "class", "rule"], orient="row")
 
 
 def _changes(condition: Condition) -> dict[str, Any]:

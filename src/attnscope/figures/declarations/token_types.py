@@ -8,7 +8,7 @@ from attnscope.errors import InputError
 from attnscope.figures.figure import Figure
 from attnscope.figures.options import COMBINE, NORMALISE, Option
 from attnscope.figures.reading import Rows
-from attnscope.figures.select import AbsentError
+from attnscope.figures.select import AbsentError, thin
 from attnscope.figures.shapes.bars import TOTAL, Bars
 
 ADD_UP = ("mass", "share")
@@ -67,6 +67,7 @@ FIGURE = Figure(
     quantity="attention",
     needs="an experiment with `mass` among its measures has it, such as the recipe token-types",
     height=280,
+    layers=lambda layers: thin(layers, 8),
     options={
         "whiskers": Option(
             help="total (default), classes or none",
