@@ -314,3 +314,23 @@ def test_a_line_can_name_its_units():
     assert (result.n, result.units) == (24, 6)
     absent = one("first_token > 0.3 clustered by level", table, prompts=metadata)
     assert absent.verdict == "not measured"
+
+
+def test_heads_without_enough_values_are_named_and_not_called_too_few_prompts():
+    def values(lacking: int, heads: tuple[int, ...]) -> Callable[..., float | None]:
+        def value(model: str, prompt: int, condition: str, layer: int, head: int) -> float | None:
+            return (
+                None if prompt < lacking and head in heads else near(0.8)("", prompt, "", 0, head)
+            )
+
+        return value
+
+    line, size = "first_token > 0.3 in at least 1 head", {"prompts": range(20), "layers": 1}
+    (result,) = one(line, firsts(values(3, (0, 1, 2)), heads=3, **size)).results
+    assert result.word == "cannot tell"
+    assert result.note == "each of the 3 has no value in more than 1 in 10 prompts"
+    (result,) = one(line, firsts(values(3, (0,)), heads=3, **size)).results
+    assert (result.word, result.low) == ("holds", 2)
+    assert result.note == "1 of 3 have no value in more than 1 in 10 prompts"
+    (result,) = one(line, firsts(values(2, (0, 1, 2)), heads=3, **size)).results
+    assert (result.word, result.low, result.note) == ("holds", 3, "")

@@ -202,6 +202,9 @@ def _count(
     note = ""
     if needed > rows:
         word, note = CANNOT_TELL, f"there are only {rows} {line.scope.kind}"
+    elif spoilt.all():
+        word = CANNOT_TELL
+        note = f"each of the {rows} has no value in more than 1 in {ONE_IN} prompts"
     elif word == OPEN and units < least:
         word = CANNOT_TELL
         note = f"{rows} {line.scope.kind} need at least {least} prompts, and there are {units}"
