@@ -334,3 +334,10 @@ def test_heads_without_enough_values_are_named_and_not_called_too_few_prompts():
     assert result.note == "1 of 3 have no value in more than 1 in 10 prompts"
     (result,) = one(line, firsts(values(2, (0, 1, 2)), heads=3, **size)).results
     assert (result.word, result.low, result.note) == ("holds", 3, "")
+
+
+def test_parts_with_one_measure_are_numbered_in_the_reason():
+    verdict = one(["first_token > 0.3", "first_token > 0.9"], firsts(near(0.6)))
+    first, second = verdict.reason.split("; ")
+    assert first.startswith("part 1 (first_token) holds: ")
+    assert second.startswith("part 2 (first_token) opposite: ")

@@ -261,6 +261,9 @@ def _reason(claim: Claim, results: Sequence[Result]) -> str:
     pairs = list(zip(claim.lines, results, strict=True))
     texts = [result_sentence(line, result) for line, result in pairs]
     if len(texts) > 1:
-        words = [f"{line.left.measure} {result.word}: " for line, result in pairs]
+        words = [
+            f"part {number} ({line.left.measure}) {result.word}: "
+            for number, (line, result) in enumerate(pairs, 1)
+        ]
         texts = [word + text for word, text in zip(words, texts, strict=True)]
     return "; ".join(texts) + "."
