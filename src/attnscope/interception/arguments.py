@@ -26,7 +26,7 @@ _REDUNDANT = {
     "use_cache",
 }
 _KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
-_SUPPORTED = _KNOWN | _REDUNDANT
+SUPPORTED = _KNOWN | _REDUNDANT
 
 
 def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -41,7 +41,7 @@ def unsupported_kwargs(function: Callable[..., Any], options: Mapping[str, Any])
     return [
         name
         for name, value in options.items()
-        if name not in _SUPPORTED and value is not None and reads_kwarg(function, name)
+        if name not in SUPPORTED and value is not None and reads_kwarg(function, name)
     ]
 
 

@@ -44,7 +44,7 @@ def run_attention(
     **kwargs: Any,
 ) -> Any:
     """Run one attention call of a model: interpret, rewrite, attend, deliver to hooks."""
-    eager = eager or _eager_of(module)
+    eager = eager or eager_of(module)
     listeners = registry.listeners(module)
     if listeners is None:
         for forward_pass in registry.passes.values():
@@ -137,7 +137,7 @@ def _deliver(
             registered.hook.on_call(CapturedCall(site, spec, q, k, v, lse, weights, row_max))
 
 
-def _eager_of(module: nn.Module) -> Callable[..., Any]:
+def eager_of(module: nn.Module) -> Callable[..., Any]:
     """The eager attention of a module's family, by the name that transformers gives it."""
     module_globals = getattr(module.forward, "__globals__", {})
     eager: Callable[..., Any] = module_globals.get(

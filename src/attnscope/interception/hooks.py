@@ -28,6 +28,10 @@ class Hook:
     """
     needs_scores = False
     """Whether `on_call` needs the largest score of each query where only weights are known."""
+    keeps_values = True
+    """Whether it may read the values of a call after `on_call` has returned."""
+    in_graphs = False
+    """Whether it needs attention calls alone, so that a compiled model may stay compiled."""
     changes_layers = False
     """Whether layers compute something else inside the block; always so if it rewrites calls."""
 

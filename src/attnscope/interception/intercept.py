@@ -16,6 +16,7 @@ from torch import nn
 
 from attnscope.interception import patches
 from attnscope.interception.captured_call import CapturedCall
+from attnscope.interception.compiled_pass import route_passes
 from attnscope.interception.dispatch import hook_attention, not_applied
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.hooks import Hook, RegisteredHook, current
@@ -69,6 +70,8 @@ def intercept(
 class _CollectCalls(Hook):
     """The hook of `intercept`."""
 
+    in_graphs = True
+
     def __init__(self, on_call: Callable[[CapturedCall], None] | None, sites: set[Site]):
         self.calls: list[CapturedCall] = []
         self.sites = sites
@@ -103,7 +106,11 @@ def register(
     if registered.rewrites:
         registered.required = _required_modules(sites, rewritten)
     shared: list[tuple[Any, Callable[[], ExitStack]]] = [patches.UNCOMPILED, LOOKUPS]
-    shared += [(base, partial(hook_forward_pass, base)) for base in {*sites.base_models.values()}]
+    for base in {*sites.base_models.values()}:
+        shared += [
+            (base, partial(hook_forward_pass, base)),
+            ((base, "call"), partial(route_passes, base)),
+        ]
     shared += [
         ((outer, base), partial(hook_outer_model, outer, base))
         for base, outer_models in outer_models_of(sites).items()

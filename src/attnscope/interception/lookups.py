@@ -9,9 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.interception import masks, patches
+from attnscope.interception.compiled_attention import traced_attention, traced_mask
 from attnscope.interception.dispatch import run_attention
 from attnscope.interception.hooks import current
 
@@ -31,6 +33,8 @@ _original_get_mask_function = AttentionMaskInterface.__getitem__
 def _get_interface(
     self: AttentionInterface, implementation: str, default: Callable[..., Any]
 ) -> Callable[..., Any]:
+    if torch.compiler.is_dynamo_compiling():
+        return partial(traced_attention, implementation)
     known = current().interfaces.get((implementation, default))
     if known is not None:
         return known
@@ -45,6 +49,8 @@ def _get_interface(
 
 def _get_or_default(self: AttentionInterface, implementation: str, default: Any = None) -> Any:
     """`ALL_ATTENTION_FUNCTIONS.get`; custom model code may look its function up with it."""
+    if torch.compiler.is_dynamo_compiling():
+        return partial(traced_attention, implementation)
     try:
         original = _original_get_item(self, implementation)
     except KeyError:
@@ -54,6 +60,8 @@ def _get_or_default(self: AttentionInterface, implementation: str, default: Any 
 
 def _get_item(self: AttentionInterface, implementation: str) -> Any:
     """`ALL_ATTENTION_FUNCTIONS[…]`; this lookup does not name the family's eager attention."""
+    if torch.compiler.is_dynamo_compiling():
+        return partial(traced_attention, implementation)
     return _wrap(_original_get_item(self, implementation), None, implementation)
 
 
@@ -70,6 +78,8 @@ def _wrap(original: Any, default: Any, implementation: str) -> Any:
 
 def _get_mask_function(self: AttentionMaskInterface, implementation: str) -> Callable[..., Any]:
     original: Callable[..., Any] = _original_get_mask_function(self, implementation)
+    if torch.compiler.is_dynamo_compiling():
+        return partial(traced_mask, original, implementation)
     if not any(hook.needs_geometry for hook in current().hooks):
         return original
     return partial(masks.build_tagged_mask, original, implementation)

@@ -137,11 +137,11 @@ def build_tagged_mask(build: MaskBuilder, implementation: str, **kwargs: Any) ->
         return build(**kwargs)
     geometry = _geometry_of_mask(**kwargs)
     dtype = kwargs.get("dtype", torch.float32) if implementation == "eager" else torch.bool
-    return tag(_placeholder(dtype, geometry.device), geometry, LazyMask(build, kwargs, dtype))
+    return tag(placeholder(dtype, geometry.device), geometry, LazyMask(build, kwargs, dtype))
 
 
 @lru_cache(maxsize=16)
-def _placeholder(dtype: torch.dtype, device: torch.device) -> Tensor:
+def placeholder(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The storage of a mask tensor; its values are never read."""
     return torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
 

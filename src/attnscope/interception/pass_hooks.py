@@ -26,11 +26,11 @@ def hook_forward_pass(base: nn.Module) -> ExitStack:
     # A copy of the model keeps these hooks. Functions, because methods would be copied too.
     def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if this is base:
-            _start_pass(base, args, kwargs)
+            start_pass(base, args, kwargs)
 
     def end(this: nn.Module, args: Any, output: Any) -> None:
         if this is base:
-            _end_pass(base, output)
+            end_pass(base, output)
 
     undo.callback(base.register_forward_pre_hook(begin, with_kwargs=True).remove)
     undo.callback(base.register_forward_hook(end, always_call=True).remove)
@@ -54,7 +54,8 @@ def hook_outer_model(outer: nn.Module, base: nn.Module) -> ExitStack:
     return undo
 
 
-def _start_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+def start_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Start a forward pass of a base model."""
     registry = current()
     hooks = registry.hooks_of(base)
     if not hooks:
@@ -70,7 +71,7 @@ def _start_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         registered.hook.begin(stack, forward_pass)
 
 
-def _end_pass(base: nn.Module, output: Any) -> None:
+def end_pass(base: nn.Module, output: Any) -> None:
     """Finish a forward pass; `output` is None if it raised an error."""
     registry = current()
     forward_pass, hooks = registry.passes.get(base), registry.hooks_of(base)

@@ -13,6 +13,7 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from torch._dynamo import eval_frame
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
 
 _lock = threading.RLock()
@@ -81,14 +82,41 @@ def cache_methods(
     return ("cache", cache_class), partial(_replace_methods, cache_class, present)
 
 
+class _Compiled(threading.local):
+    next_call = False
+    """Whether the next compiled function of this thread runs compiled."""
+
+
+_compiled = _Compiled()
+
+
 def _force_eager() -> ExitStack:
-    undo = ExitStack()
+    undo, original = ExitStack(), eval_frame._callback_from_stance
+
+    def callback(callback: Any) -> Any:
+        if not _compiled.next_call:
+            return original(callback)
+        _compiled.next_call = False
+        return callback
+
     undo.enter_context(torch.compiler.set_stance("force_eager"))
+    undo.callback(setattr, eval_frame, "_callback_from_stance", original)
+    eval_frame._callback_from_stance = callback
     return undo
 
 
 UNCOMPILED = "compiler stance", _force_eager
 """The patch that runs compiled models eagerly, because a compiled graph skips hooks."""
+
+
+@contextmanager
+def one_compiled_call() -> Iterator[None]:
+    """Have the next compiled function of this thread run compiled in spite of the patch."""
+    _compiled.next_call = True
+    try:
+        yield
+    finally:
+        _compiled.next_call = False
 
 
 def _replace_methods(

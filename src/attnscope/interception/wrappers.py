@@ -1,12 +1,11 @@
 """Finds the transformers model inside a wrapper: PEFT, `torch.compile`, data parallelism."""
 
-import warnings
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from attnscope.errors import AttnscopeWarning, ModelError
+from attnscope.errors import ModelError
 
 _INNER = {
     ("peft", "PeftModel"): lambda model: model.get_base_model(),
@@ -24,21 +23,13 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
 
     Hooks are on the modules of the inner model, so a call of the wrapper is measured too.
     """
-    inner, compiled = model, False
+    inner = model
     while not isinstance(inner, PreTrainedModel):
         kind = next((kind for kind in _class_names(inner) if kind in _INNER), None)
         if kind is None:
             raise _no_transformers_model(model)
         _check(inner, package=kind[0])
-        compiled |= kind == ("torch", "OptimizedModule")
         inner = _INNER[kind](inner)
-    if compiled or inner._compiled_call_impl is not None:  # Python shows this once
-        warnings.warn(
-            "this model is compiled; an attnscope block runs it uncompiled, so it is slower and "
-            "its outputs are those of the uncompiled model",
-            AttnscopeWarning,
-            stacklevel=2,
-        )
     return inner
 
 

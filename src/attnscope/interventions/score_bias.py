@@ -116,6 +116,9 @@ def _head_mask(heads: Any) -> Tensor | list[int] | None:
 class ScoreBiasHook(Hook):
     """The hook of one intervention: it rewrites the attention calls of the chosen layers."""
 
+    in_graphs = True
+    keeps_values = False
+
     def __init__(
         self,
         *,

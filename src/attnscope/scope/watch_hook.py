@@ -36,6 +36,9 @@ class _RunningPass:
 class WatchHook(Hook):
     """The hook of one `watch`: receives the attention calls of a model and updates its sums."""
 
+    in_graphs = True
+    keeps_values = False
+
     def __init__(
         self,
         measured: set[Site],

@@ -1,0 +1,239 @@
+"""Runs the passes of a compiled model through a graph of their own while hooks are open.
+
+A graph that was compiled before the block has no hooks in it, so inside a block compiled functions
+run uncompiled (`patches.UNCOMPILED`). The base model is then compiled once more, with attention as
+one operator (`compiled_attention.py`). This graph belongs to a function of attnscope's own, so the
+graphs of the model outside of the block are neither used nor changed.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import eval_frame
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch.utils._pytree import tree_leaves
+
+from attnscope.errors import AttnscopeWarning
+from attnscope.interception import patches
+from attnscope.interception.arguments import argument
+from attnscope.interception.compiled_attention import running, traced_masks
+from attnscope.interception.coverage import is_checked
+from attnscope.interception.hooks import RegisteredHook, current
+from attnscope.interception.pass_hooks import end_pass, start_pass
+
+
+class _Compilation(NamedTuple):
+    """How the user compiled the model."""
+
+    backend: Any
+    dynamic: bool | None
+
+
+class _Graphs:
+    """The compiled functions of one base model, by how the user compiled it."""
+
+    def __init__(self) -> None:
+        self.functions: list[tuple[_Compilation, Callable[..., Any]]] = []
+        self.problem: str | None = None
+        """Why the model cannot be compiled with attention as an operator."""
+
+    def function(self, compilation: _Compilation) -> Callable[..., Any]:
+        """The compiled pass; compiled when it is first called."""
+        for known, function in self.functions:
+            if known == compilation:
+                return function
+        # Its own code object: graphs belong to code objects.
+        own = FunctionType(_traced_pass.__code__.replace(), globals(), "compiled_pass")
+        backend, options = compilation.backend, {}
+        if getattr(backend, "compiler_name", None) == "inductor":
+            # A replayed CUDA graph does not run Python.
+            backend, options = "inductor", {**backend.config, "triton.cudagraphs": False}
+        function = torch.compile(
+            own,
+            backend=backend,
+            dynamic=compilation.dynamic,
+            fullgraph=True,
+            options=options or None,
+        )
+        self.functions.append((compilation, function))
+        return function
+
+
+_graphs: WeakKeyDictionary[nn.Module, _Graphs] = WeakKeyDictionary()
+
+
+def _traced_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    traced_masks.clear()
+    output = base.forward(*args, **kwargs)
+    traced_masks.clear()
+    return output
+
+
+def route_passes(base: nn.Module) -> ExitStack:
+    """Have the calls of a base model go through `_run`; a copy of the model does not."""
+    undo, own = ExitStack(), _compiled_parts(base)
+    before = vars(base).get("_compiled_call_impl")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        plain = before or base._call_impl
+        hooks = [hook for hook, _ in current().hooks_of(base)]
+        compilation = (_enclosing() or own) if hooks else None
+        if compilation is None or torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        problem = _problem(base, hooks, compilation, args, kwargs)
+        if problem is None:
+            return _run(base, hooks, compilation, args, kwargs)
+        if problem:
+            _warn(problem)
+        return plain(*args, **kwargs)
+
+    def restore() -> None:
+        if before is None:
+            del base._compiled_call_impl
+        else:
+            base._compiled_call_impl = before
+
+    base._compiled_call_impl = call
+    undo.callback(restore)
+    return undo
+
+
+def _run(
+    base: nn.Module,
+    hooks: list[RegisteredHook],
+    compilation: _Compilation,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a pass through its graph; it starts and ends outside of the graph."""
+    graphs, output = _graphs.setdefault(base, _Graphs()), None
+    function = graphs.function(compilation)
+    start_pass(base, args, kwargs)
+    modules = {id(module): module for hook in hooks for module in hook.sites.modules}
+    running.begin(modules)
+    try:
+        try:
+            with patches.one_compiled_call():
+                output = function(base, args, kwargs)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            # The graph is whole, so nothing of the pass has run.
+            graphs.problem = f"torch cannot compile it as one graph: {_first_line(error)}"
+            _warn(graphs.problem)
+            output = base.forward(*args, **kwargs)
+        return output
+    finally:
+        running.begin({})
+        end_pass(base, output)
+
+
+def _problem(
+    base: nn.Module,
+    hooks: list[RegisteredHook],
+    compilation: _Compilation,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> str | None:
+    """Why a pass must run uncompiled; None if it need not, "" if that is no news to the user."""
+    if base in _graphs and (known := _graphs[base].problem):
+        return known
+    if not all(hook.hook.in_graphs and not hook.dense for hook in hooks):
+        return "this block needs more than its attention calls"
+    if not all(_is_plain(hook, base) for hook in hooks):
+        return "not all of its attention modules call the attention interface, once in a pass"
+    if _has_other_hooks(base):
+        return "other code has registered hooks of the base model"
+    if base.training:
+        return "it is in training mode"
+    if torch.is_grad_enabled() and _needs_gradients(base, args, kwargs):
+        return "gradients are recorded; run it under torch.no_grad()"
+    if torch.is_autocast_enabled(next(base.parameters()).device.type):
+        return "autocast is on"
+    if argument(base, "past_key_values", args, kwargs) is not None:
+        return "the pass has a KV cache"
+    config = getattr(base, "config", None)
+    if argument(base, "output_attentions", args, kwargs) or config.output_attentions:
+        return "the attention weights are requested"
+    if getattr(compilation.backend, "compiler_name", "") == "cudagraphs":
+        return "its backend captures CUDA graphs"
+    stacks = [
+        (hook.sites, stack)
+        for hook in hooks
+        for stack, other in hook.sites.base_models.items()
+        if other is base and hook.needs_geometry
+    ]
+    # The first pass of a model is checked for attention that is not intercepted (coverage.py).
+    return None if all(is_checked(*each) for each in stacks) else ""
+
+
+def _is_plain(hook: RegisteredHook, base: nn.Module) -> bool:
+    """Whether every attention module of a base model calls the attention interface, once."""
+    sites = hook.sites
+    stacks = {stack for stack, other in sites.base_models.items() if other is base}
+    hooked = any(sites.modules[module].stack in stacks for module in sites.hooked)
+    return not hooked and sites.split is None and not stacks & sites.shared_stacks.keys()
+
+
+def _has_other_hooks(base: nn.Module) -> bool:
+    """Whether a base model has hooks besides the two of `hook_forward_pass`."""
+    ours = len(base._forward_pre_hooks) == len(base._forward_hooks) == 1
+    backward = base._backward_hooks or base._backward_pre_hooks
+    return not ours or bool(backward) or nn.modules.module._has_any_global_hook()
+
+
+def _needs_gradients(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+    tensors = (each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
+    return any(each.requires_grad for each in (*base.parameters(), *tensors))
+
+
+_COMPILED_CALL = "compile_wrapper"
+"""The name of the function that `torch.compile` returns."""
+
+
+def _enclosing() -> _Compilation | None:
+    """How the innermost compiled function that is running here was compiled."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if _is_compiled(frame.f_code):
+            return _compilation_of(frame.f_locals)
+        frame = frame.f_back
+    return None
+
+
+def _compiled_parts(base: nn.Module) -> _Compilation | None:
+    """How the first compiled module of a base model was compiled."""
+    for module in base.modules():
+        for name in ("_compiled_call_impl", "forward"):
+            function = vars(module).get(name)
+            if isinstance(function, FunctionType) and _is_compiled(function.__code__):
+                cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+                return _compilation_of({name: cell.cell_contents for name, cell in cells})
+    return None
+
+
+def _is_compiled(code: CodeType) -> bool:
+    return code.co_name == _COMPILED_CALL and code.co_filename == eval_frame.__file__
+
+
+def _compilation_of(names: dict[str, Any]) -> _Compilation:
+    """From the variables of a function that `torch.compile` returned."""
+    return _Compilation(eval_frame.innermost_backend(names["callback"]), names["self"]._dynamic)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(  # Python shows this once
+        f"this model is compiled; an attnscope block runs it uncompiled, because {problem}; so it "
+        "is slower and its outputs are those of the uncompiled model",
+        AttnscopeWarning,
+        stacklevel=2,
+    )
