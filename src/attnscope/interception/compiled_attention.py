@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnscope.errors import ModelError
@@ -65,6 +66,7 @@ def traced_mask(original: Callable[..., Any], implementation: str, **kwargs: Any
 
 def traced_attention(
     implementation: str,
+    eager: Callable[..., Any] | None,
     module: nn.Module,
     q: Tensor,
     k: Tensor,
@@ -84,7 +86,7 @@ def traced_attention(
     if dropout:
         torch._dynamo.graph_break(msg="dropout")
     for name, value in options.items():
-        if name not in SUPPORTED and value is not None and _reads(implementation, name):
+        if name not in SUPPORTED and value is not None and _reads(implementation, eager, name):
             torch._dynamo.graph_break(msg=f"the argument {name} of attention")
     number = -1
     for index, known in enumerate(traced_masks):
@@ -97,9 +99,10 @@ def traced_attention(
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-def _reads(implementation: str, name: str) -> bool:
+def _reads(implementation: str, eager: Callable[..., Any] | None, name: str) -> bool:
     """Whether an attention function may read an argument that the operator does not take."""
-    return implementation == "eager" or reads_kwarg(ALL_ATTENTION_FUNCTIONS[implementation], name)
+    function = eager if implementation == "eager" else sdpa_attention_forward
+    return function is None or reads_kwarg(function, name)
 
 
 def _attend(
@@ -127,6 +130,7 @@ def _attend(
     listeners = registry.listeners(module)
     if listeners is not None:  # the graph uses the memory of its tensors again
         q, k = q.clone(), k.clone()
+        sinks = None if sinks is None else sinks.clone()
         if any(registered.hook.keeps_values for registered, _ in listeners.hooks):
             v = v.clone()
         mask = _described(
@@ -149,9 +153,9 @@ def _described(
     listeners: Listeners,
     forward_pass: ForwardPass,
 ) -> Any:
-    """The mask with its geometry, so that layers share it; a mask with a bias stays as it is."""
+    """A copy of the mask, with its geometry unless it has a bias; layers share it."""
     if not listeners.needs_geometry or (mask is not None and number < 0):
-        return mask
+        return None if mask is None else mask.clone()
     if causal is None:
         causal = bool(getattr(module, "is_causal", True))
     key: Any = number if mask is not None else (q.shape, k.shape, causal)
@@ -165,6 +169,7 @@ def _with_geometry(
 ) -> Any:
     if mask is None:
         return _tagged(None, masks.geometry_without_mask(q, k, causal=causal), torch.bool)
+    mask = mask.clone()
     geometry, bias = masks.geometry_of_dense(
         mask, q, k.shape[2], forward_pass.past, forward_pass.padding
     )

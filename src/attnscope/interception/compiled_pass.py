@@ -6,6 +6,7 @@ one operator (`compiled_attention.py`). This graph belongs to a function of attn
 graphs of the model outside of the block are neither used nor changed.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -124,7 +125,7 @@ def _run(
                 output = function(base, args, kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             # The graph is whole, so nothing of the pass has run.
-            graphs.problem = f"torch cannot compile it as one graph: {_first_line(error)}"
+            graphs.problem = f"torch cannot compile it as one graph: {_reason(error)}"
             _warn(graphs.problem)
             output = base.forward(*args, **kwargs)
         return output
@@ -226,8 +227,10 @@ def _compilation_of(names: dict[str, Any]) -> _Compilation:
     return _Compilation(eval_frame.innermost_backend(names["callback"]), names["self"]._dynamic)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def _reason(error: Exception) -> str:
+    """What ended a trace: the message of `traced_attention`, or the first line of torch's own."""
+    own = re.search(r"User-inserted graph break\. Message: (.*)", str(error))
+    return own[1] if own else str(error).strip().partition("\n")[0]
 
 
 def _warn(problem: str) -> None:

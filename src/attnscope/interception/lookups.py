@@ -34,7 +34,7 @@ def _get_interface(
     self: AttentionInterface, implementation: str, default: Callable[..., Any]
 ) -> Callable[..., Any]:
     if torch.compiler.is_dynamo_compiling():
-        return partial(traced_attention, implementation)
+        return partial(traced_attention, implementation, default)
     known = current().interfaces.get((implementation, default))
     if known is not None:
         return known
@@ -50,7 +50,7 @@ def _get_interface(
 def _get_or_default(self: AttentionInterface, implementation: str, default: Any = None) -> Any:
     """`ALL_ATTENTION_FUNCTIONS.get`; custom model code may look its function up with it."""
     if torch.compiler.is_dynamo_compiling():
-        return partial(traced_attention, implementation)
+        return partial(traced_attention, implementation, default)
     try:
         original = _original_get_item(self, implementation)
     except KeyError:
@@ -61,7 +61,7 @@ def _get_or_default(self: AttentionInterface, implementation: str, default: Any 
 def _get_item(self: AttentionInterface, implementation: str) -> Any:
     """`ALL_ATTENTION_FUNCTIONS[…]`; this lookup does not name the family's eager attention."""
     if torch.compiler.is_dynamo_compiling():
-        return partial(traced_attention, implementation)
+        return partial(traced_attention, implementation, None)
     return _wrap(_original_get_item(self, implementation), None, implementation)
 
 
