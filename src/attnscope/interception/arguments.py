@@ -13,7 +13,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # The mask already contains these, or they do not change the result.
-_REDUNDANT = {
+REDUNDANT = {
     "cache_position",
     "deterministic",
     "enable_gqa",
@@ -26,7 +26,7 @@ _REDUNDANT = {
     "use_cache",
 }
 _KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
-SUPPORTED = _KNOWN | _REDUNDANT
+_SUPPORTED = _KNOWN | REDUNDANT
 
 
 def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -41,7 +41,7 @@ def unsupported_kwargs(function: Callable[..., Any], options: Mapping[str, Any])
     return [
         name
         for name, value in options.items()
-        if name not in SUPPORTED and value is not None and reads_kwarg(function, name)
+        if name not in _SUPPORTED and value is not None and reads_kwarg(function, name)
     ]
 
 

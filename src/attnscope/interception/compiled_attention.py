@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnscope.errors import ModelError
 from attnscope.interception import masks
-from attnscope.interception.arguments import SUPPORTED, reads_kwarg
+from attnscope.interception.arguments import REDUNDANT, reads_kwarg
 from attnscope.interception.dispatch import eager_of
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.geometry import Geometry
@@ -86,7 +86,7 @@ def traced_attention(
     if dropout:
         torch._dynamo.graph_break(msg="dropout")
     for name, value in options.items():
-        if name not in SUPPORTED and value is not None and _reads(implementation, eager, name):
+        if name not in REDUNDANT and value is not None and _reads(implementation, eager, name):
             torch._dynamo.graph_break(msg=f"the argument {name} of attention")
     number = -1
     for index, known in enumerate(traced_masks):
