@@ -1,10 +1,28 @@
 """Pictures of shapes: what the questions say is what the pixels show."""
 
+import re
+from itertools import islice
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.prompts.shapes import COLORS, SHAPES, SIDE, TASKS, Shape, picture_question, render
+from attnscope.prompts.shapes import (
+    COLORS,
+    FIRST_SEED,
+    SHAPES,
+    SIDE,
+    TASKS,
+    Shape,
+    bitmap,
+    picture_question,
+    render,
+    shape_records,
+)
+from attnscope.spec.experiment import make_experiment
+from attnscope.vision.pictures import decode
+from support_errors import raises
 
 
 def test_equal_arguments_give_equal_pixels_and_questions() -> None:
@@ -56,3 +74,33 @@ def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(InputError) as error:
         picture_question(0, task="sing")
     assert error.value.code == "unknown-task"
+
+
+def test_records_have_the_picture_as_a_file_and_the_box_of_the_target() -> None:
+    tasks = ("color", "count")
+    records = list(islice(shape_records(3, tasks), 6))
+    assert [record["task"] for record in records] == ["color", "count"] * 3
+    for number, record in enumerate(records):
+        one = picture_question(number, seed=FIRST_SEED + 3, task=tasks[number % 2])
+        np.testing.assert_array_equal(np.asarray(decode(record["image"], "bmp")), one.picture)
+        assert (record["question"], record["answer"]) == (one.question, one.answer)
+        if one.target is None:
+            assert record["box"] is record["target"] is None
+        else:
+            assert record["box"] == pytest.approx(one.target.box, abs=1e-6)
+            assert record["target"] == f"{one.target.color} {one.target.name}"
+
+
+def test_a_bitmap_pads_its_rows() -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (5, 7, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(np.asarray(decode(bitmap(pixels), "bmp")), pixels)
+
+
+def test_experiments_have_other_pictures_than_training_and_test() -> None:
+    training = Path(__file__).parents[2] / "training" / "shapes_vlm" / "train.py"
+    (used,) = re.findall(r"^TRAIN, TEST = (\d+), (\d+)", training.read_text("utf-8"), re.M)
+    assert all(int(seed) < FIRST_SEED for seed in used)
+    with raises(InputError, "bad-value", key="prompts.shapes.seed"):
+        make_experiment(name="x", models=["m"], prompts={"source": "shapes", "seed": -1})
+    with raises(InputError, "unknown-task", value="sing"):
+        make_experiment(name="x", models=["m"], prompts={"source": "shapes", "tasks": ["sing"]})

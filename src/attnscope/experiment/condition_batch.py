@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attnscope.experiment.cells import Cell, Completion
 from attnscope.experiment.plan import ModelPlan
-from attnscope.measures.layer import Completions
+from attnscope.measures.layer import Completions, Target
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.generate import GENERATED
 from attnscope.spec.queries import parse_queries
@@ -168,6 +168,11 @@ class ConditionBatch:
         if not any(images):
             return inputs
         return inputs | picture_inputs(self.plan.processor, padded.input_ids, images)
+
+    @property
+    def targets(self) -> list[Target | None]:
+        """[B] what the question of each cell is about."""
+        return [self.plan.targets.get((cell.prompt, cell.condition)) for cell in self.cells]
 
     @cached_property
     def aligned_position(self) -> NDArray[np.int64]:

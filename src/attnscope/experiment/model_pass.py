@@ -95,6 +95,7 @@ class PassResult:
                     tokens=self.batch.tokens,
                     generated=self.batch.completions,
                     sound=self.sound.get(queries, {}).get(layer),
+                    targets=self.batch.targets,
                 ),
             )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,25 +105,30 @@ class PictureWriter:
         self, number: int, row: Mapping[str, tuple[TokenizedPrompt, Alignment | None]]
     ) -> list[dict[str, Any]]:
         """What a run stores of the pictures of a prompt: their files, sizes, tokens and grids."""
-        stored = []
+        return [
+            {
+                "prompt": number,
+                "condition": condition,
+                "image": image + 1,
+                "file": self.pictures.names(number, condition)[image].partition("#")[0],
+                "blank": "#" in self.pictures.names(number, condition)[image],
+                "height": picture.height,
+                "width": picture.width,
+                "assumed": picture.assumed,
+                "positions": picture.positions.tolist(),
+                "views": [[v.rows, v.columns, v.box, v.newline] for v in picture.views],
+            }
+            for condition, image, picture in self.placed(number, row)
+        ]
+
+    def placed(
+        self, number: int, row: Mapping[str, tuple[TokenizedPrompt, Alignment | None]]
+    ) -> Iterator[tuple[str, int, ImageTokens]]:
+        """By condition: the number of each picture of a prompt from 0, and its tokens there."""
         for condition, (tokens, _) in row.items():
             names = self.pictures.names(number, condition)
             positions, first = np.flatnonzero(tokens.ids == self.token), 0
             for image, picture in enumerate(self.places.get((number, names)) or ()):
                 part = positions[first : first + len(picture.positions)]
                 first += len(part)
-                stored.append(
-                    {
-                        "prompt": number,
-                        "condition": condition,
-                        "image": image + 1,
-                        "file": names[image].partition("#")[0],
-                        "blank": "#" in names[image],
-                        "height": picture.height,
-                        "width": picture.width,
-                        "assumed": picture.assumed,
-                        "positions": part.tolist(),
-                        "views": [[v.rows, v.columns, v.box, v.newline] for v in picture.views],
-                    }
-                )
-        return stored
+                yield condition, image, replace(picture, positions=part)

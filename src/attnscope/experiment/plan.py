@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError, AttnscopeWarning, InputError
+from attnscope.experiment.boxes import Boxes, boxes_of, prints_of, targets_of
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_info import ModelInfo, check_numbers, model_info
 from attnscope.experiment.picture_writer import PictureWriter
@@ -36,6 +37,7 @@ from attnscope.experiment.variants import Row, tokenize_variants
 from attnscope.loading import load_config, load_processor, load_tokenizer, model_class
 from attnscope.loading.compatibility import check_fit, warn_without_bos
 from attnscope.loading.device import chosen_device
+from attnscope.measures.layer import Target
 from attnscope.run.layout import FORMAT
 from attnscope.spec.engines import not_with_vllm
 from attnscope.spec.experiment import Experiment
@@ -62,6 +64,8 @@ class ModelPlan:
     processor: Any = None
     """Of prompts with pictures; None without."""
     pictures: PromptPictures | None = None
+    targets: Mapping[tuple[int, str], Target] = field(default_factory=dict)
+    """By prompt and condition: what the question is about, if a measure needs it."""
 
     def keeps(self, layer: int, head: int) -> bool:
         """Whether the run stores the profile of this head."""
@@ -174,6 +178,7 @@ def _make_plan(experiment: Experiment, sources: Mapping[str, ModelSource]) -> Pl
     )
     # By id of the tokenizer: models with the same tokenizer share the prompts.
     tokenized: dict[int, _TokenizedPrompts] = {}
+    boxes = boxes_of(experiment, samples)
     models, places = [], list[dict[str, Any]]()
     for label, tokenizer in tokenizers.items():
         writer = writers.get(label)
@@ -183,6 +188,7 @@ def _make_plan(experiment: Experiment, sources: Mapping[str, ModelSource]) -> Pl
             tokenized[id(tokenizer)] = _TokenizedPrompts(
                 tokenize_variants(experiment, label, prompts, tokenizer, **options),
                 gathered.pictures,
+                boxes,
             )
             _check_regions(experiment, label, tokenized[id(tokenizer)].rows)
             _check_image_tokens(label, tokenized[id(tokenizer)].rows, tokenizer, writer)
@@ -200,8 +206,10 @@ def _make_plan(experiment: Experiment, sources: Mapping[str, ModelSource]) -> Pl
         config = sources[label].config if sources else load_config(info.pinned)
         _check_fit(experiment, of_model, config, rows)
         if writer is not None:
-            with_images = {"processor": writer.processor, "pictures": gathered.pictures}
-            of_model = replace(of_model, **with_images)
+            of_model = replace(of_model, processor=writer.processor, pictures=gathered.pictures)
+            if boxes is not None:
+                targets = targets_of(label, boxes, writer, rows.rows)
+                of_model = replace(of_model, targets=targets)
         models.append(of_model)
     metadata = tuple(prompt_metadata(experiment, samples))
     pictures = gathered.pictures
@@ -310,13 +318,17 @@ def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
 class _TokenizedPrompts:
     """The tokens of every prompt under every condition, for one tokenizer, with their extremes."""
 
-    def __init__(self, rows: list[Row], pictures: PromptPictures | None = None):
+    def __init__(
+        self, rows: list[Row], pictures: PromptPictures | None = None, boxes: Boxes | None = None
+    ):
         self.rows = rows
         self.prints = [b"".join(_print_of(tokens) for tokens, _ in row.values()) for row in rows]
         if pictures is not None:
             for number, row in enumerate(rows):
                 names = {condition: pictures.names(number, condition) for condition in row}
                 self.prints[number] += json.dumps(names).encode()
+                if boxes is not None:
+                    self.prints[number] += prints_of(boxes, number)
         texts = [tokens for row in rows for tokens, _ in row.values()]
         self.longest = max(map(len, texts))
         self.highest = max(int(tokens.ids.max()) for tokens in texts)

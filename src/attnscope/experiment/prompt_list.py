@@ -26,6 +26,7 @@ from attnscope.prompts import (
     speech_samples,
 )
 from attnscope.prompts.datasets import hub_records
+from attnscope.prompts.shapes import shape_records
 from attnscope.run.layout import digest_of
 from attnscope.run.schemas import REPEATS
 from attnscope.spec.experiment import Experiment
@@ -37,6 +38,7 @@ from attnscope.spec.prompt_sources import (
     HubPrompts,
     InlinePrompts,
     RecordPrompts,
+    ShapesPrompts,
     TokenPrompts,
 )
 from attnscope.tokens import Prompt
@@ -56,14 +58,18 @@ CONVERSATIONS = 16
 
 
 def hub_file(experiment: Experiment) -> bytes | None:
-    """The records that the prompts take from a hub or a folder of pictures, as a JSONL file; None
-    if they take none, or if a run has stored them."""
+    """The records that the prompts take from a hub or a folder of pictures, or that are made, as a
+    JSONL file; None if there are none, or if a run has stored them."""
     prompts = experiment.prompts
-    if not isinstance(prompts, HubPrompts | FolderPrompts) or prompts.path is not None:
+    if not isinstance(prompts, HubPrompts | FolderPrompts | ShapesPrompts):
+        return None
+    if prompts.path is not None:
         return None
     every: Iterable[Mapping[str, Any]]
     if isinstance(prompts, FolderPrompts):
         every = picture_records(Path(prompts.folder).expanduser(), prompts.question)
+    elif isinstance(prompts, ShapesPrompts):
+        every = shape_records(prompts.seed, prompts.tasks)
     else:
         about = prompts.name, prompts.split, prompts.config, prompts.revision
         every = hub_records(*about, image=prompts.image)
@@ -130,16 +136,18 @@ def _checked(digest: str, prompts: Any, path: str) -> str:
 
 def prompt_metadata(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
     """What a source knows, but not what is written in the prompt itself; and which prompts are
-    one asked again: repeats say less than others would, so readers make them one unit."""
+    one asked again, with the same pictures: repeats say less than others would, so readers make
+    them one unit."""
     in_prompt: set[str] = set()
     if isinstance(experiment.prompts, RecordPrompts):
         layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
         in_prompt = {layout.fields.get(slot, slot) for slot in layout.slots}
-    first: dict[str, int] = {}
-    for number, sample in enumerate(samples):
-        first.setdefault(sample.prompt.text, number)
-    for sample in samples:
-        again = {} if len(first) == len(samples) else {REPEATS: first[sample.prompt.text]}
+    asked = [(sample.prompt.text, repr(sample.images)) for sample in samples]
+    first: dict[tuple[str, str], int] = {}
+    for number, question in enumerate(asked):
+        first.setdefault(question, number)
+    for sample, question in zip(samples, asked, strict=True):
+        again = {} if len(first) == len(samples) else {REPEATS: first[question]}
         yield again | {
             name: value for name, value in sample.metadata.items() if name not in in_prompt
         }
@@ -188,7 +196,7 @@ def _records(
         return from_records(records, **layout)
     if content is not None:
         return from_records(map(json.loads, content.split(b"\n")[:-1]), **layout)
-    assert isinstance(prompts, FilePrompts | HubPrompts | FolderPrompts)
+    assert isinstance(prompts, FilePrompts | HubPrompts | FolderPrompts | ShapesPrompts)
     return read(prompts.path or "", **layout)
 
 

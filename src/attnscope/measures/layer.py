@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError
+from attnscope.vision.image_tokens import ImageTokens
+from attnscope.vision.views import Box
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor  # measures import it from here
@@ -26,6 +28,8 @@ else:
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Target = tuple[ImageTokens, Box]
+"""The tokens of a picture, and the part of it that the question is about."""
 
 
 def or_nan(count: Tensor) -> Tensor:
@@ -232,12 +236,20 @@ class Layer:
     """[B, K]: the ids of the tokens, -1 for padding."""
     generated: Completions | None = None
     sound: Sound | None = None
+    targets: Sequence[Target | None] | None = None
+    """[B]: None for a prompt whose question is about no part of its picture."""
 
     @property
     def heard(self) -> Sound:
         """The sound, for a measure that needs it."""
         assert self.sound is not None
         return self.sound
+
+    @property
+    def asked(self) -> Sequence[Target | None]:
+        """What the questions are about, for a measure that needs `box`."""
+        assert self.targets is not None
+        return self.targets
 
     @property
     def per_query(self) -> PerQuery:

@@ -20,6 +20,7 @@ Need = Literal[
     "residual",
     "next_token",
     "sound",
+    "box",
 ]
 Range = tuple[float, float]
 """The smallest and the largest possible value."""

@@ -18,7 +18,7 @@ FILES = (
     *("reshaping", "uniformity", "values", "affine", "activations"),
     "residual",
     "next_token",
-    *("completion", "received", "by_query", "alignment"),
+    *("completion", "received", "by_query", "alignment", "grounding"),
 )
 """The files that declare measures, in the order of the documentation."""
 
@@ -34,7 +34,7 @@ BY_HEAD: tuple[str, ...] = tuple(
     name
     for name, m in MEASURES.items()
     if m.level == "head"
-    and not (m.compares_to_base or m.per or m.about_generation or "sound" in m.needs)
+    and not (m.compares_to_base or m.per or m.about_generation or m.needs & {"sound", "box"})
 )
 """Measures with one number per head that need one watched text only."""
 

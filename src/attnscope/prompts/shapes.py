@@ -7,8 +7,10 @@ pixels. Training and evaluation use different seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,10 @@ PLACES = (
     ("bottom left", "bottom", "bottom right"),
 )
 TASKS = ("color", "shape", "place", "exists", "count", "describe")
+ABOUT_ONE = TASKS[:3]
+"""Tasks about one shape of the picture."""
+FIRST_SEED = 100
+"""Of pictures of experiments; smaller seeds are for the training and the test of models."""
 _SAMPLES = 3  # per pixel and direction, so that edges are smooth
 
 Mask = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.bool_]]
@@ -182,3 +188,33 @@ def picture_question(index: int, *, seed: int = 0, task: str | None = None) -> P
         task = TASKS[int(random.integers(len(TASKS)))]
     question, answer, target = ask(shapes, task, random)
     return PictureQuestion(picture, shapes, task, question, answer, target)
+
+
+def shape_records(seed: int, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Records without end, of the tasks in turn: the picture as a file, question and answer, and
+    what the question is about with its box; None if it is about all shapes."""
+    index = 0
+    while True:
+        one = picture_question(index, seed=FIRST_SEED + seed, task=tasks[index % len(tasks)])
+        target = one.target
+        yield {
+            "image": bitmap(one.picture),
+            "question": one.question,
+            "answer": one.answer,
+            "task": one.task,
+            "seed": seed,
+            "number": index,
+            "target": None if target is None else f"{target.color} {target.name}",
+            "box": None if target is None else [round(edge, 6) for edge in target.box],
+        }
+        index += 1
+
+
+def bitmap(picture: NDArray[np.uint8]) -> bytes:
+    """The BMP file of pixels [height, width, 3], the same bytes on every machine."""
+    height, width, _ = picture.shape
+    rows = picture[::-1, :, ::-1].reshape(height, -1)  # from the bottom; blue, green, red
+    data = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 4))).tobytes()
+    kind = struct.pack("<2sIHHI", b"BM", 54 + len(data), 0, 0, 54)
+    layout = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(data), 0, 0, 0, 0)
+    return kind + layout + data

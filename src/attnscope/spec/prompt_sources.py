@@ -9,6 +9,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.math import LEVELS
 from attnscope.prompts.needle import DEPTHS, LENGTHS
+from attnscope.prompts.shapes import ABOUT_ONE, TASKS
 from attnscope.spec.base import Count, Seed, StrictModel
 
 LARGEST_MAP = 99
@@ -109,6 +110,33 @@ class FolderPrompts(RecordPrompts):
     """The records, in the file that a run keeps: with it the folder is not read again."""
     digest: StrictStr | None = None
     """SHA-256 of that file, filled in by a run; one that is given must be right."""
+
+
+class ShapesPrompts(RecordPrompts):
+    """Pictures of coloured shapes with a question, from `attnscope.prompts.shapes`.
+
+    The records have the fields `image`, `question`, `answer`, `task`, `seed`, `number`, `target`
+    and `box` (of the target)."""
+
+    source: Literal["shapes"] = "shapes"
+    count: Count = 64
+    seed: Annotated[StrictInt, Field(ge=0, le=2**31)] = 0
+    tasks: Annotated[tuple[StrictStr, ...], Field(min_length=1)] = ABOUT_ONE
+    """In turn."""
+    system: StrictStr | None = "Answer questions about the picture."
+    """As zoo:shapes-vlm was trained."""
+    template: StrictStr = "<image>{question}"
+    path: StrictStr | None = None
+    """The records, in the file that a run keeps: with it they are not made again."""
+    digest: StrictStr | None = None
+    """SHA-256 of that file, filled in by a run; one that is given must be right."""
+
+    @model_validator(mode="after")
+    def _tasks(self) -> ShapesPrompts:
+        for task in self.tasks:
+            if task not in TASKS:
+                raise unknown("task", task, TASKS)
+        return self
 
 
 class ConversationPrompts(StrictModel):
@@ -221,6 +249,7 @@ Prompts = Annotated[
     | InlinePrompts
     | HubPrompts
     | FolderPrompts
+    | ShapesPrompts
     | ConversationPrompts
     | NeedlePrompts
     | DocumentPrompts
@@ -238,6 +267,7 @@ SOURCES: dict[str, type[StrictModel]] = {
     "inline": InlinePrompts,
     "hub": HubPrompts,
     "pictures": FolderPrompts,
+    "shapes": ShapesPrompts,
     "conversations": ConversationPrompts,
     "needle": NeedlePrompts,
     "documents": DocumentPrompts,
