@@ -81,10 +81,10 @@ def accuracy(name: str, model: Any, tokenizer: Any, samples: list[Sample]) -> fl
 def main() -> None:
     """Print a table of exact match."""
     import attnscope
-    from attnscope import zoo
+    from models import RECIPES
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(zoo.names()))
+    parser.add_argument("names", nargs="*", default=list(RECIPES))
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--level", type=int, choices=range(1, 6), help="math: one level only")
     parser.add_argument("--seed", type=int, default=FRESH)

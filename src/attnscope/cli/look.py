@@ -201,7 +201,7 @@ def _table(cards: list[Card], here: dict[str, Path | None]) -> Table:
         state = "on this machine" if here[name] else f"to download: attnscope models --get {name}"
         table.add_row(
             f"{zoo.PREFIX}{name}",
-            entry.architecture.removesuffix("ForCausalLM"),
+            _family(entry.architecture),
             f"{entry.layers} × {entry.heads}",
             f"{entry.parameters / 1e6:.1f} M",
             f"{entry.title}, {state}",
@@ -209,12 +209,19 @@ def _table(cards: list[Card], here: dict[str, Path | None]) -> Table:
     for card in sorted(cards, key=lambda card: card.base is None):
         shares = " ".join(f"{100 * share:.0f}" for share in card.exact_match.values())
         tasks = "actions" if len(card.exact_match) == 1 else "levels 1–5:"
+        if card.constant_answer is not None:
+            tasks = f"{', '.join(card.exact_match)}:"
         on_top = f" (on {zoo.PREFIX}{card.base})" if card.base else ""
         table.add_row(
             f"{zoo.PREFIX}{card.name}",
-            card.architecture.removesuffix("ForCausalLM"),
+            _family(card.architecture),
             f"{card.layers} × {card.heads}",
             f"{'+' if card.base else ''}{card.parameters / 1e6:.1f} M",
             f"{tasks} {shares} %{on_top}",
         )
     return table
+
+
+def _family(architecture: str) -> str:
+    """The name of an architecture without what it generates."""
+    return architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")

@@ -43,6 +43,8 @@ class Card:
     fresh_samples: int
     exact_match: dict[str, float]
     """Share of exact matches on new samples, by difficulty."""
+    constant_answer: dict[str, float] | None = None
+    """The same shares for the best constant answer, where they were measured."""
     base: str | None = None
     """For an adapter: the name of its base."""
     about: str
