@@ -16,6 +16,7 @@ from attnscope.measures.grounding import cells_in, pointed, ratio
 from attnscope.spec.experiment import Experiment, make_experiment
 from attnscope.spec.experiment_yaml import read_experiment
 from attnscope.vision import ImageTokens, View
+from dense_boxes import expected
 from picture_models import model_folder, picture, write_prompts
 from support_errors import raises
 
@@ -29,23 +30,6 @@ def experiment_of(folder: Path, prompts: dict[str, Any], **keys: Any) -> Experim
     return make_experiment(
         name="boxes", models={"m": str(folder / "model")}, prompts=prompts, **(chosen | keys)
     )
-
-
-def expected(weights: Any, box: list[float]) -> tuple[list[float], list[float]]:
-    """Pointing and ratio of weights [heads, image tokens], one cell after the other."""
-    pointing, ratios = [], []
-    for head in weights:
-        best = int(head.argmax())
-        x, y = (best % GRID + 0.5) / GRID, (best // GRID + 0.5) / GRID
-        pointing.append(float(box[0] <= x <= box[2] and box[1] <= y <= box[3]))
-        inside = 0.0
-        for token, weight in enumerate(head):
-            left, top = token % GRID / GRID, token // GRID / GRID
-            wide = max(0.0, min(left + 1 / GRID, box[2]) - max(left, box[0]))
-            high = max(0.0, min(top + 1 / GRID, box[3]) - max(top, box[1]))
-            inside += weight * wide * high * GRID**2
-        ratios.append(inside / head.sum() / ((box[2] - box[0]) * (box[3] - box[1])))
-    return pointing, ratios
 
 
 def test_a_run_has_the_numbers_of_dense_attention(
@@ -82,7 +66,7 @@ def test_a_run_has_the_numbers_of_dense_attention(
             for queries, counted in (("last", slice(-1, None)), ("region:question", regions)):
                 of = weights[0][:, counted][..., at].double().mean(1).numpy()
                 one = rows.filter(queries=queries, layer=layer)
-                pointing, ratios = expected(of, box)
+                pointing, ratios = expected(of, box, GRID)
                 assert one.filter(measure="pointing")["value"].to_list() == pointing
                 found = one.filter(measure="box_ratio")["value"].to_numpy()
                 np.testing.assert_allclose(found, ratios, rtol=1e-4)

@@ -39,6 +39,7 @@ def loaded(name: str) -> Any:
 
 # What a filler does to activations belongs to the recipes of fillers, which have no page here.
 PAPERS = [name for name in RECIPES if name not in (*BUNDLED, "filler-activations")]
+PICTURES = [name for name in RECIPES if RECIPES[name].extra]  # test_picture_recipes.py runs them
 DOCS = Path(__file__).parents[2] / "docs"
 literal = loaded("papers_dense")
 
@@ -64,7 +65,7 @@ def test_a_recipe_runs_and_comes_to_a_number(name: str, folder: str, tmp_path: P
     assert {v.verdict for v in verdicts} == {"cannot tell"}  # of two prompts
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", [name for name in PAPERS if name not in PICTURES])
 def test_a_recipe_can_be_planned(name: str, folder: str) -> None:
     asked = RECIPES[name](models={"tiny": folder}, prompts=1, beyond_positions=True)
     assert make_plan(asked).size == len(asked.conditions)
@@ -120,6 +121,18 @@ CALM = {
     "drift": [
         _noise("mass", 0.1, keys="system", **WHOLE, queries=f"region:turn:{n}:assistant")
         for n in (1, 8)
+    ],
+    "image-grounding": [
+        _noise("box_ratio", 1.45, queries=queries) for queries in ("region:target", "last")
+    ],
+    "image-pointing": [
+        _noise("pointing", 0.48, queries=queries) for queries in ("region:target", "last")
+    ],
+    "image-tokens": [
+        _noise("mass", middle, queries="last", classes="modality", item=item).with_columns(
+            tokens=pl.lit(tokens, pl.Float64)
+        )
+        for item, middle, tokens in (("image", 0.75, 144), ("text", 0.1, 10), ("special", 0.1, 10))
     ],
     "position": [
         _noise("mass", 0.1, queries="last", **WHOLE, keys=f"document:{n}") for n in (1, 5, 10)
@@ -196,7 +209,7 @@ SHORT: dict[str, Any] = {
 """Shorter texts, where the recipe's own are long for a tokenizer of single bytes."""
 
 
-@pytest.mark.parametrize("name", [name for name in PAPERS if name != "alignment"])
+@pytest.mark.parametrize("name", [n for n in PAPERS if n not in ("alignment", *PICTURES)])
 def test_a_recipe_is_its_papers_formula_on_dense_attention(
     name: str, folder: str, tmp_path: Path
 ) -> None:

@@ -100,7 +100,8 @@ class _Reproduce(TyperCommand):
         lines = [f"{name}: {recipe.description}" for name, recipe in RECIPES.items()]
         self.epilog = (
             "Recipes:\n\n" + "\n\n".join(lines) + f"\n\n{', '.join(BUNDLED)} run on the bundled "
-            "tiny models, or with --real on SmolLM2. The others run on SmolLM2."
+            "tiny models, or with --real on SmolLM2; alignment runs on Whisper tiny.en, image-… on "
+            "zoo:shapes-vlm (with attnscope[vision]), the others on SmolLM2."
         )
         super().format_help(ctx, formatter)
 

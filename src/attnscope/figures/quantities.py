@@ -14,6 +14,8 @@ NAMES = {
     "lambda": "λ",
     "on_rest": "attention beyond first and recent tokens",
     "max_logit": "largest score",
+    "pointing": "pointing-game score",
+    "box_ratio": "attention in the box over its area",
 }
 """Measures whose column is not their name."""
 NORMALISED = {

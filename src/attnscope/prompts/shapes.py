@@ -191,12 +191,16 @@ def picture_question(index: int, *, seed: int = 0, task: str | None = None) -> P
 
 
 def shape_records(seed: int, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Records without end, of the tasks in turn: the picture as a file, question and answer, and
-    what the question is about with its box; None if it is about all shapes."""
+    """Records without end, of the tasks in turn: the picture as a file, question and answer, the
+    number of shapes, and the share of the picture in their boxes.
+
+    Of the shape in question the box, and the word that names it in the question; None for a
+    question about all shapes."""
     index = 0
     while True:
         one = picture_question(index, seed=FIRST_SEED + seed, task=tasks[index % len(tasks)])
         target = one.target
+        word = target and (target.color if one.task == "shape" else target.name)
         yield {
             "image": bitmap(one.picture),
             "question": one.question,
@@ -204,10 +208,18 @@ def shape_records(seed: int, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
             "task": one.task,
             "seed": seed,
             "number": index,
+            "shapes": len(one.shapes),
+            "covered": round(sum(map(_area, one.shapes)), 6),
             "target": None if target is None else f"{target.color} {target.name}",
+            "word": word,
             "box": None if target is None else [round(edge, 6) for edge in target.box],
         }
         index += 1
+
+
+def _area(shape: Shape) -> float:
+    left, top, right, bottom = shape.box
+    return (right - left) * (bottom - top)
 
 
 def bitmap(picture: NDArray[np.uint8]) -> bytes:

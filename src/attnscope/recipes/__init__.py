@@ -24,7 +24,7 @@ RECIPES: dict[str, Recipe] = _declared()
 """Name of a recipe → its declaration, in the order of the alphabet."""
 
 BUNDLED = tuple(name for name, recipe in RECIPES.items() if recipe.bundled)
-"""Recipes that run on the bundled tiny models by default; the others run on zoo:smollm2."""
+"""Recipes on the bundled tiny models that need no extra; `reproduce` without a name runs them."""
 
 
 @cache

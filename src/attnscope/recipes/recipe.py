@@ -54,6 +54,9 @@ class Recipe:
     """Name of a claim of the paper → its lines; docs/claims.md has the grammar."""
     real: Models = field(default=SMOLLM2)
     """The models of `reproduce --real`."""
+    extra: str = ""
+    """The optional part of attnscope that it needs, such as `vision`. `reproduce` without a name
+    runs no such recipe."""
 
     def __call__(self, *args: Any, **keys: Any) -> Experiment:
         """The experiment, with changes to its keys."""
@@ -79,8 +82,10 @@ class Recipe:
 
     @property
     def bundled(self) -> bool:
-        """Whether the default models come with attnscope; others are downloaded."""
+        """Whether it needs nothing beside attnscope and its models; others are downloaded."""
         from attnscope import zoo
 
+        if self.extra:
+            return False
         names = list(self.models.values() if isinstance(self.models, Mapping) else self.models)
         return all(name.removeprefix(zoo.PREFIX) in zoo.names() for name in names)

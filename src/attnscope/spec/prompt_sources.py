@@ -115,8 +115,9 @@ class FolderPrompts(RecordPrompts):
 class ShapesPrompts(RecordPrompts):
     """Pictures of coloured shapes with a question, from `attnscope.prompts.shapes`.
 
-    The records have the fields `image`, `question`, `answer`, `task`, `seed`, `number`, `target`
-    and `box` (of the target)."""
+    The records have the fields `image`, `question`, `answer`, `task`, `seed`, `number`, `shapes`
+    (how many), `covered` (the share of the picture in their boxes), `target`, `word` (its name in
+    the question) and `box`."""
 
     source: Literal["shapes"] = "shapes"
     count: Count = 64

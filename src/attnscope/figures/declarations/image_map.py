@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from attnscope.vision.pictures import blank_picture, decode
 
 PANELS = 4
 """Largest number of maps in a row by default."""
+FIELD = "box"
+"""The metadata column with the box of what a question is about."""
+BEST = "Shown are the heads with the largest pointing-game score in the other prompts"
 SIDE = 480
 """Largest side in pixels of the picture in a figure."""
 NEEDS = (
@@ -46,7 +50,8 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
     request = replace(request, choice=chosen)
     conditions = [condition, *([other] if other else [])]
     selection, _ = select_profiles(request, conditions, value="received", all_of="queries")
-    shown = _shown(selection, request.options["maps"])
+    best = _best(request, model, prompt, condition)
+    shown = _shown(selection, request.options["maps"], best)
     picture = [_picture(known, model, prompt, one, request.options["image"]) for one in conditions]
     first = _tokens(picture[0])
     maps = _maps(selection.frame, first, condition, shown)
@@ -61,23 +66,26 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
             )
         maps = _ratio(maps, _maps(selection.frame, _tokens(picture[1]), other, shown))
     url, why = _background(request.run.path, picture[0])
-    head = "mean over heads" if "head" not in shown else "one map for each head"
+    heads = selection.frame["head"].n_unique()
+    head = "one map for each head" if "head" in shown else f"mean over heads ({heads} in the run)"
     y = f"Attention relative to {other}" if other else "Share of the attention"
     settings: dict[str, Any] = {"picture": url, "size": (first.height, first.width), "y": y}
+    settings["box"] = box = _box(request, prompt, first)
     if other:
         settings |= {"rule": 1.0, "rule_means": "no change", "from_zero": False}
-    heads = selection.frame["head"].n_unique()
     return Numbers(
         data=rounded(maps.select("queries", "panel", *_PLACE, "value")),
         models=[model],
         settings=settings,
         words={"y": y.lower(), "means": _MEANS + (f", {_RELATIVE} {other}" if other else "")},
         sentences=[
-            f"model {model}, {_layers(shown)}, {head} ({heads} in the run)",
+            f"model {model}, {_layers(shown)}, {head}",
             f"queries: {', '.join(selection.queries)}; condition: {condition}",
             f"n = 1: prompt {prompt}, picture {picture[0]['image']}",
             _question(selection.frame.filter(condition=condition), known),
             "Colours show the mean over counted queries; the maps of one figure share their scale",
+            "The outline is the box of what the question is about" if box else "",
+            BEST if request.options["maps"] == "pointing" else "",
             "The layout of the tokens is a guess: a square" if picture[0]["assumed"] else "",
             why,
         ],
@@ -89,9 +97,44 @@ _RELATIVE = "divided by the same share under the condition"
 _PLACE = ["row", "column", "left", "top", "right", "bottom"]
 
 
-def _shown(selection: Selection, maps: str) -> pl.DataFrame:
-    """The panels of a row: layers (mean over heads), or heads of the first layer."""
+def _best(request: Request, model: str, prompt: int, condition: str) -> pl.DataFrame:
+    """Layer and head of the largest pointing-game scores in the other prompts."""
+    if request.options["maps"] != "pointing":
+        return pl.DataFrame()
+    rows = request.run.values.filter(pl.col("prompt") != prompt, pl.col("value").is_not_null())
+    queries = request.choice.queries or request.run.experiment.queries[0]
+    where = {"model": model, "condition": condition, "queries": queries}
+    scores = rows.filter(measure="pointing", **where).collect()
+    if scores.is_empty():
+        raise AbsentError(
+            "maps=pointing shows the heads with the largest pointing scores, and this run has "
+            "none; measure `grounding`",
+            missing=["pointing"],
+        )
+    means = scores.group_by("layer", "head").agg(pl.col("value").mean())
+    order = means.sort(["value", "layer", "head"], descending=[True, False, False])
+    return order.head(PANELS).select("layer", "head").sort("layer", "head")
+
+
+def _box(request: Request, prompt: int, picture: ImageTokens) -> list[float]:
+    """Left, top, right and bottom of what the question is about, in pixels; empty for none."""
+    prompts = request.run.prompts
+    if FIELD not in prompts.columns:
+        return []
+    (value,) = prompts.filter(prompt=prompt)[FIELD].to_list() or [None]
+    edges = json.loads(value) if isinstance(value, str) else value
+    if edges is None:
+        return []
+    return [
+        edge * size for edge, size in zip(edges, (picture.width, picture.height) * 2, strict=True)
+    ]
+
+
+def _shown(selection: Selection, maps: str, best: pl.DataFrame) -> pl.DataFrame:
+    """The panels of a row: layers (mean over heads), heads of the first layer, or the best."""
     frame = selection.frame
+    if maps == "pointing":
+        return best.with_columns(panel=pl.format("layer {}, head {}", "layer", "head"))
     if maps == "layers":
         return pl.DataFrame({"layer": thin(selection.layers, PANELS)}).with_columns(
             panel=pl.format("layer {}", "layer")
@@ -229,8 +272,9 @@ FIGURE = Figure(
     options={
         "image": Option(help="number of the picture in the prompt, from 1", default=1),
         "maps": Option(
-            help="a map per layer (layers, default) or per head of the first layer (heads)",
-            known=("layers", "heads"),
+            help="a map per layer (layers, default), per head of the first layer (heads), or for "
+            "the heads with the largest pointing scores in the other prompts (pointing)",
+            known=("layers", "heads", "pointing"),
         ),
         "relative": Option(help="a condition, such as a neutral question, to divide the maps by"),
     },

@@ -29,6 +29,8 @@ class PictureMap(Matrix):
     """A `data:` URL; empty if the file cannot be read."""
     size: Sequence[int] = (1, 1)
     """Height and width of the picture in pixels."""
+    box: Sequence[float] = ()
+    """Left, top, right and bottom of an outline in pixels; empty for none."""
     scale: str = "shared"
     from_zero: bool = True
     x: str = "column"
@@ -83,10 +85,20 @@ class PictureMap(Matrix):
                 if self.picture:
                     scale = wide / (right - left), tall / (bottom - top)
                     marks.insert(0, self._background(left, top, scale))
+                if self.box:
+                    marks.append(self._outline(x, y))
                 panels.append(alt.layer(*marks).properties(width=wide, height=tall))
         spacing: Any = {"row": 26, "column": 18}
         chart = alt.concat(*panels, columns=len(columns), spacing=spacing)
         return chart.resolve_scale(color="shared")
+
+    def _outline(self, x: Any, y: Any) -> Any:
+        """The box."""
+        corners = dict(zip(("left", "top", "right", "bottom"), self.box, strict=True))
+        mark = chart_of(pl.DataFrame([corners])).mark_rect(
+            filled=False, stroke="black", strokeWidth=1.5, tooltip=False
+        )
+        return mark.encode(x=x, x2="right:Q", y=y, y2="bottom:Q")
 
     def _background(self, left: float, top: float, scale: tuple[float, float]) -> Any:
         """The picture; the maps may reach beyond it, where the processor pads it."""
