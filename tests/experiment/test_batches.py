@@ -10,7 +10,8 @@ from hypothesis import given
 
 from attnscope.errors import InputError, ModelError
 from attnscope.experiment import estimate as estimating
-from attnscope.experiment.plan import _by_length, make_plan
+from attnscope.experiment.batching import by_length
+from attnscope.experiment.plan import make_plan
 from attnscope.spec.experiment import make_experiment
 from support_errors import raises
 
@@ -19,7 +20,7 @@ widths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 @given(widths=widths, budget=st.integers(1, 2000), padding=st.sampled_from([0.0, 0.1, 1e9]))
 def test_batches_fit(widths: list[int], budget: int, padding: float) -> None:
-    batches = list(_by_length(widths, budget, padding))
+    batches = list(by_length(widths, budget, padding))
     assert sorted(number for batch in batches for number in batch) == list(range(len(widths)))
     for batch in batches:
         padded = len(batch) * max(widths[n] for n in batch)
@@ -29,8 +30,8 @@ def test_batches_fit(widths: list[int], budget: int, padding: float) -> None:
 
 def test_on_a_cpu_short_prompts_do_not_wait_for_long_ones() -> None:
     lengths = [10] * 5 + [100] * 5
-    assert list(_by_length(lengths, 8192, 0.1)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert len(list(_by_length(lengths, 8192, 1e9))) == 1
+    assert list(by_length(lengths, 8192, 0.1)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert len(list(by_length(lengths, 8192, 1e9))) == 1
 
 
 @pytest.mark.parametrize("more", [{}, {"queries": ["generated"]}, {"layers": [1]}])

@@ -13,9 +13,10 @@ from polars.testing import assert_frame_equal
 import attnscope
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
 from attnscope.experiment import local
+from attnscope.experiment.batching import TOGETHER
 from attnscope.experiment.class_counts import class_counts
 from attnscope.experiment.execute import run
-from attnscope.experiment.plan import TOGETHER, make_plan
+from attnscope.experiment.plan import make_plan
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import open_directory
 from attnscope.spec.experiment_yaml import read_experiment

@@ -13,9 +13,10 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.evaluate.evaluation import PREFIX, Evaluation
 from attnscope.evaluate.harness import ConditionedLM, document_scores, run_task
+from attnscope.experiment.batching import default_tokens
 from attnscope.experiment.measuring_environment import describe, describe_model
 from attnscope.experiment.model_info import model_info
-from attnscope.experiment.plan import ModelPlan, Plan, Settled, default_tokens
+from attnscope.experiment.plan import ModelPlan, Plan, Settled
 from attnscope.loading import load_text_model, load_tokenizer
 from attnscope.loading.device import chosen_device
 from attnscope.run.environment import accept_differences, differences

@@ -20,10 +20,11 @@ from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
 from attnscope.experiment.batch_store import OF_LEVEL, BatchStore
+from attnscope.experiment.batching import kind_of
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
 from attnscope.experiment.measuring_environment import describe
-from attnscope.experiment.plan import Plan, kind_of, make_plan
+from attnscope.experiment.plan import Plan, make_plan
 from attnscope.experiment.shard import Shard
 from attnscope.measures.registry import MEASURES
 from attnscope.paths import is_remote, to_path

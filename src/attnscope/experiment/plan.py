@@ -18,14 +18,20 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from attnscope.errors import AttnscopeError, AttnscopeWarning, InputError
-from attnscope.experiment.boxes import Boxes, boxes_of, prints_of, targets_of
+from attnscope.experiment.boxes import boxes_of, targets_of
+from attnscope.experiment.batching import PADDING, by_length, default_tokens, kind_of
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_info import ModelInfo, check_numbers, model_info
 from attnscope.experiment.picture_writer import PictureWriter
 from attnscope.experiment.pictures import PromptPictures, gather
+from attnscope.experiment.plan_checks import (
+    check_classes,
+    check_image_tokens,
+    check_interim,
+    check_regions,
+    check_texts_fit,
+)
 from attnscope.experiment.prompt_list import (
     file_digest,
     hub_file,
@@ -33,19 +39,15 @@ from attnscope.experiment.prompt_list import (
     samples_of,
     short_name,
 )
+from attnscope.experiment.tokenized_prompts import TokenizedPrompts, share_equal
 from attnscope.experiment.variants import Row, tokenize_variants
-from attnscope.loading import load_config, load_processor, load_tokenizer, model_class
-from attnscope.loading.compatibility import check_fit, warn_without_bos
+from attnscope.loading import load_config, load_processor, load_tokenizer
 from attnscope.loading.device import chosen_device
 from attnscope.measures.layer import Target
 from attnscope.run.layout import FORMAT
 from attnscope.spec.engines import not_with_vllm
 from attnscope.spec.experiment import Experiment
-from attnscope.spec.generate import GENERATED
 from attnscope.spec.prompt_sources import SpeechPrompts, TokenPrompts
-from attnscope.spec.queries import parse_queries
-from attnscope.tokens import TokenizedPrompt
-from attnscope.tokens.modalities import remembered_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +166,7 @@ def _make_plan(experiment: Experiment, sources: Mapping[str, ModelSource]) -> Pl
         digest = hashlib.sha256(content).hexdigest()
     if gathered.pictures is not None and experiment.engine == "vllm":
         raise not_with_vllm("prompts with pictures", "image")
-    _check_interim(experiment, len(samples))
+    check_interim(experiment, len(samples))
     device = chosen_device(experiment.device)
     infos = {label: source.info for label, source in sources.items()}
     infos = infos or {label: model_info(name) for label, name in experiment.models.items()}
@@ -176,22 +178,22 @@ def _make_plan(experiment: Experiment, sources: Mapping[str, ModelSource]) -> Pl
         digest=digest,
         hub_file=content,
     )
-    # By id of the tokenizer: models with the same tokenizer share the prompts.
-    tokenized: dict[int, _TokenizedPrompts] = {}
     boxes = boxes_of(experiment, samples)
+    # By id of the tokenizer: models with the same tokenizer share the prompts.
+    tokenized: dict[int, TokenizedPrompts] = {}
     models, places = [], list[dict[str, Any]]()
     for label, tokenizer in tokenizers.items():
         writer = writers.get(label)
         if id(tokenizer) not in tokenized:
             prompts = [sample.prompt for sample in samples]
             options: dict[str, Any] = {"chat": settled.chat, "writer": writer}
-            tokenized[id(tokenizer)] = _TokenizedPrompts(
+            tokenized[id(tokenizer)] = TokenizedPrompts(
                 tokenize_variants(experiment, label, prompts, tokenizer, **options),
                 gathered.pictures,
                 boxes,
             )
-            _check_regions(experiment, label, tokenized[id(tokenizer)].rows)
-            _check_image_tokens(label, tokenized[id(tokenizer)].rows, tokenizer, writer)
+            check_regions(experiment, label, tokenized[id(tokenizer)].rows)
+            check_image_tokens(label, tokenized[id(tokenizer)].rows, tokenizer, writer)
         rows = tokenized[id(tokenizer)]
         if writer is not None:
             places += _places(label, writer, rows.rows)
@@ -199,12 +201,12 @@ def _make_plan(experiment: Experiment, sources: Mapping[str, ModelSource]) -> Pl
         groups = [
             [first + number for number in numbers]
             for first, end in pairwise((0, *experiment.interim, len(samples)))
-            for numbers in _by_length(rows.widths[first:end], settled.batch_tokens, padding)
+            for numbers in by_length(rows.widths[first:end], settled.batch_tokens, padding)
         ]
         info = infos[label]
         of_model = _plan_model(experiment, label, info, tokenizer, rows, groups, device)
         config = sources[label].config if sources else load_config(info.pinned)
-        _check_fit(experiment, of_model, config, rows)
+        check_texts_fit(experiment, of_model, config, rows)
         if writer is not None:
             of_model = replace(of_model, processor=writer.processor, pictures=gathered.pictures)
             if boxes is not None:
@@ -230,12 +232,12 @@ def _readers(
             code="pictures-in-memory",
         )
     if sources:
-        return _shared({label: source.tokenizer for label, source in sources.items()}), {}
+        return share_equal({label: source.tokenizer for label, source in sources.items()}), {}
     if pictures is None:
         tokenizers = {
             label: load_tokenizer(info.pinned, bos=experiment.bos) for label, info in infos.items()
         }
-        return _shared(tokenizers), {}
+        return share_equal(tokenizers), {}
     writers = {}
     for label, info in infos.items():
         try:
@@ -245,27 +247,6 @@ def _readers(
             message = f"model {label!r} cannot read the pictures of the prompts: {error}"
             raise InputError(message, code=error.code, **error.values) from error
     return {label: writer.processor.tokenizer for label, writer in writers.items()}, writers
-
-
-def _check_image_tokens(
-    label: str, rows: list[Row], tokenizer: Any, writer: PictureWriter | None
-) -> None:
-    """Raise an error for image tokens in prompts without pictures."""
-    if writer is not None:
-        return
-    ids = sorted(remembered_ids(tokenizer))
-    for number, row in enumerate(rows) if ids else ():
-        for condition, (tokens, _) in row.items():
-            if np.isin(tokens.ids, ids).any():
-                raise InputError(
-                    f"model {label!r}, prompt {number}, condition {condition!r}: the text has "
-                    "tokens that stand for pictures, videos or sounds, and the prompt has no "
-                    "picture; give the record the field 'image'",
-                    code="no-images",
-                    model=label,
-                    prompt=number,
-                    condition=condition,
-                )
 
 
 def _places(label: str, writer: PictureWriter, rows: list[Row]) -> Iterator[dict[str, Any]]:
@@ -279,64 +260,6 @@ def _places(label: str, writer: PictureWriter, rows: list[Row]) -> Iterator[dict
     for number, row in enumerate(rows):
         for picture in writer.rows(number, row):
             yield {"model": label, **picture}
-
-
-def _check_interim(experiment: Experiment, prompts: int) -> None:
-    """Raise an error if the experiment had more prompts before than it has now."""
-    if experiment.interim and experiment.interim[-1] >= prompts:
-        raise InputError(
-            f"interim is {list(experiment.interim)}, and there are {prompts} prompts; it lists "
-            "smaller numbers",
-            code="bad-interim",
-            value=list(experiment.interim),
-            prompts=prompts,
-        )
-
-
-def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
-    """Replace equal tokenizers by one object, because many models often share few tokenizers.
-
-    Two tokenizers are equal if they differ only in the paths of their files.
-    """
-    first: dict[str, Any] = {}
-    for label, tokenizer in tokenizers.items():
-        places = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file")
-        options = {k: v for k, v in (tokenizer.init_kwargs or {}).items() if k not in places}
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        identity = [
-            type(tokenizer).__name__,
-            label if backend is None else backend.to_str(),
-            repr(sorted(options.items(), key=str)),
-            repr(tokenizer.special_tokens_map),
-            repr(getattr(tokenizer, "chat_template", None)),
-        ]
-        key = hashlib.sha256("\0".join(identity).encode("utf-8", "backslashreplace")).hexdigest()
-        tokenizers[label] = first.setdefault(key, tokenizer)
-    return tokenizers
-
-
-class _TokenizedPrompts:
-    """The tokens of every prompt under every condition, for one tokenizer, with their extremes."""
-
-    def __init__(
-        self, rows: list[Row], pictures: PromptPictures | None = None, boxes: Boxes | None = None
-    ):
-        self.rows = rows
-        self.prints = [b"".join(_print_of(tokens) for tokens, _ in row.values()) for row in rows]
-        if pictures is not None:
-            for number, row in enumerate(rows):
-                names = {condition: pictures.names(number, condition) for condition in row}
-                self.prints[number] += json.dumps(names).encode()
-                if boxes is not None:
-                    self.prints[number] += prints_of(boxes, number)
-        texts = [tokens for row in rows for tokens, _ in row.values()]
-        self.longest = max(map(len, texts))
-        self.highest = max(int(tokens.ids.max()) for tokens in texts)
-        self.widths = [max(len(tokens) for tokens, _ in row.values()) for row in rows]
-
-    def identity(self, numbers: list[int]) -> bytes:
-        """Digests of these prompts with their numbers, because prompts may have the same text."""
-        return b"".join(f"{number}:".encode() + self.prints[number] for number in numbers)
 
 
 def _chat(experiment: Experiment, tokenizers: dict[str, Any]) -> bool:
@@ -364,7 +287,7 @@ def _plan_model(
     label: str,
     info: ModelInfo,
     tokenizer: Any,
-    tokenized: _TokenizedPrompts,
+    tokenized: TokenizedPrompts,
     groups: list[list[int]],
     device: str,
 ) -> ModelPlan:
@@ -372,7 +295,7 @@ def _plan_model(
     heads = check_numbers(info, label, "head", experiment.heads_of(label))
     profile_layers = check_numbers(info, label, "layer", experiment.profiles.layers)
     profile_heads = check_numbers(info, label, "head", experiment.profiles.heads_of(label))
-    _check_classes(experiment)
+    check_classes(experiment)
     identity = {
         "format": FORMAT,
         "label": label,
@@ -408,172 +331,3 @@ def _plan_model(
     return ModelPlan(
         label, info, tokenizer, layers, heads, profile_layers, profile_heads, tuple(batches)
     )
-
-
-def _check_fit(
-    experiment: Experiment, model: ModelPlan, config: Any, tokenized: _TokenizedPrompts
-) -> None:
-    """Check that every text fits the model's positions and vocabulary.
-
-    Warn if the model expects a BOS token and the texts have none.
-    """
-    new_tokens = 0
-    if experiment.generate is not None:
-        _check_generation(model.label, config)
-        new_tokens = experiment.generate.max_new_tokens - 1
-    worst = np.full(tokenized.longest + new_tokens, tokenized.highest)
-    try:
-        check_fit(config, worst, beyond=experiment.beyond_positions)
-    except InputError:  # a text may not fit: find it
-        _find_unfit(experiment, model.label, config, tokenized.rows, new_tokens)
-    first = tokenized.rows[0][experiment.base][0].ids
-    warn_without_bos(config, model.tokenizer, first, model.info.name)
-
-
-def _find_unfit(
-    experiment: Experiment, label: str, config: Any, rows: list[Row], new_tokens: int
-) -> None:
-    for number, row in enumerate(rows):
-        for condition, (tokens, _) in row.items():
-            try:
-                ids = np.pad(tokens.ids, (0, new_tokens), mode="edge")
-                check_fit(config, ids, beyond=experiment.beyond_positions)
-            except InputError as error:
-                where = f"model {label!r}, prompt {number}, condition {condition!r}"
-                raise InputError(
-                    f"{where}: {error}",
-                    code=error.code,
-                    **{**error.values, "model": label, "prompt": number, "condition": condition},
-                ) from error
-
-
-def _check_generation(label: str, config: Any) -> None:
-    """Raise an error if the model cannot generate a continuation of the prompt."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(
-            f"model {label!r} has an encoder and a decoder, so its completion is not a "
-            "continuation of the prompt. Use attnscope.watch around model.generate, or leave out "
-            "'generate'",
-            code="cannot-generate",
-            model=label,
-        )
-    if not model_class(config).can_generate():
-        raise InputError(
-            f"model {label!r} ({type(config).__name__}) cannot generate text; leave out "
-            "'generate', and queries and keys that are 'generated'",
-            code="cannot-generate",
-            model=label,
-        )
-
-
-def _check_regions(experiment: Experiment, label: str, rows: list[Row]) -> None:
-    """Raise an error for a region that no prompt has, because its name is probably misspelled.
-
-    Warn about a region that only some prompts have. A region may exist in only some conditions.
-    """
-    names = [{name for tokens, _ in row.values() for name in tokens.prompt.names} for row in rows]
-    known = dict.fromkeys(
-        name for row in rows for tokens, _ in row.values() for name in tokens.prompt.names
-    )
-    if experiment.generate is not None:
-        known[GENERATED] = None
-        names = [some | {GENERATED} for some in names]
-    for what, text, region in _named_regions(experiment):
-        lacking = sum(region not in some for some in names)
-        if lacking == len(rows):
-            listed = [*known, *(("all", "not-first") if what == "keys" else ())]
-            raise InputError(
-                f"{what} {text!r}: the prompts have no region {region!r}; "
-                f"known: {', '.join(listed) or 'none'}",
-                code="unknown-region",
-                value=region,
-                known=listed,
-            )
-        if lacking:
-            consequence = (
-                "it changes nothing there" if what == "condition" else "values are null there"
-            )
-            warnings.warn(
-                f"model {label!r}, {what} {text!r}: {lacking} of {len(rows)} prompts have no "
-                f"region {region!r}; {consequence}",
-                AttnscopeWarning,
-                stacklevel=2,
-            )
-
-
-def _named_regions(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
-    """Each use of a region: the kind of use (keys, queries, condition), its text, the region."""
-    for key in experiment.keys:
-        if key not in ("all", "not-first"):
-            yield "keys", key, key
-    for queries in experiment.queries:
-        region = parse_queries(queries).region
-        if region is not None:
-            yield "queries", queries, region
-    for name, condition in experiment.conditions.items():
-        for intervention in (condition.knockout, condition.steer):
-            if intervention is not None and intervention.region is not None:
-                yield "condition", name, intervention.region
-
-
-def _check_classes(experiment: Experiment) -> None:
-    """Raise an error if a condition names a class that the experiment does not have."""
-    known = list(
-        dict.fromkeys(c for class_set in experiment.classes.values() for c in class_set.names)
-    )
-    for name, condition in experiment.conditions.items():
-        for intervention in (condition.knockout, condition.steer):
-            if (
-                intervention is not None
-                and intervention.tokens is not None
-                and intervention.tokens not in known
-            ):
-                raise InputError(
-                    f"condition {name!r}: unknown class {intervention.tokens!r}; known: "
-                    f"{', '.join(known)}",
-                    code="unknown-class",
-                    value=intervention.tokens,
-                    known=known,
-                    condition=name,
-                )
-
-
-# TOGETHER: tokens per batch by default. PADDING: largest ratio of padding to tokens. A GPU is
-# faster with large batches. On a CPU, padding costs as much time as text. Large batches are 10 to
-# 20 % slower on a CPU, because the allocator returns large activations to the system and requests
-# them again.
-TOGETHER = {"cpu": 2048}
-PADDING = {"cpu": 0.1}
-
-
-def default_tokens(device: str) -> int:
-    """Tokens per batch, if the experiment does not say how many."""
-    return TOGETHER.get(kind_of(device), 8192)
-
-
-def kind_of(device: str) -> str:
-    """The type of a device, without its number: `cuda:1` gives `cuda`."""
-    return device.partition(":")[0]
-
-
-def _by_length(widths: list[int], budget: Any, padding: float) -> Iterator[list[int]]:
-    """Group prompts of similar length into batches. The budget of a batch includes padding."""
-    batch: list[int] = []
-    tokens = 0
-    for number in sorted(range(len(widths)), key=lambda n: (widths[n], n)):
-        padded = (len(batch) + 1) * widths[number]
-        if batch and padded > min(budget, (1 + padding) * (tokens + widths[number])):
-            yield batch
-            batch, tokens = [], 0
-        batch.append(number)
-        tokens += widths[number]
-    yield batch
-
-
-def _print_of(tokens: TokenizedPrompt) -> bytes:
-    """A digest of the tokens, their offsets, the text and its regions."""
-    regions = [(r.start, r.end, r.name) for r in tokens.prompt.regions]
-    digest = hashlib.sha256(tokens.ids.tobytes())
-    digest.update(tokens.offsets.tobytes())
-    digest.update(json.dumps([tokens.prompt.text, regions]).encode())
-    return digest.digest()

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from attnscope.errors import InputError, missing_package
+from attnscope.experiment.batching import kind_of
 from attnscope.experiment.completion import end_tokens
-from attnscope.experiment.plan import ModelPlan, Plan, kind_of
+from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.integrations.vllm.watch import watch_engine
 from attnscope.loading import find, load_config
 from attnscope.scope.scope import Scope

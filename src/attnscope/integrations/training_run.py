@@ -16,11 +16,12 @@ import polars as pl
 
 from attnscope.errors import InputError, ModelError
 from attnscope.experiment.batch_store import BatchStore
+from attnscope.experiment.batching import kind_of
 from attnscope.experiment.cells import batch_of
 from attnscope.experiment.executor import Done, Work
 from attnscope.experiment.measuring_environment import describe, describe_model
 from attnscope.experiment.model_info import ModelInfo
-from attnscope.experiment.plan import ModelPlan, ModelSource, Plan, kind_of, make_plan
+from attnscope.experiment.plan import ModelPlan, ModelSource, Plan, make_plan
 from attnscope.experiment.results import measure_batch
 from attnscope.experiment.split_retry import split_and_retry
 from attnscope.interception.wrappers import unwrapped
