@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.spec.claims import make_claims
-from attnscope.stats.decidable import decidable, detectable, least_prompts
-from attnscope.stats.families import at_least
+from attnscope.stats.decidable import decidable, detectable
+from attnscope.stats.families import at_least, prompts_for
 from attnscope.stats.means import one_sample
 from attnscope.stats.outcome import ALPHA
 
@@ -32,7 +32,7 @@ def test_a_detectable_difference_is_found_four_times_in_five(n):
 
 @given(tests=st.integers(1, 60))
 def test_the_least_number_of_prompts_is_the_smallest_that_decides(tests):
-    least = least_prompts(tests)
+    least = prompts_for(tests, ALPHA / 2)
     for n in (least - 1, least):
         x = 1 + 1e-6 * np.arange(n)[:, None]
         decides = one_sample(x).decides(ALPHA / tests)[0]
@@ -49,7 +49,7 @@ def test_heads_can_be_decided_exactly_when_perfect_values_decide(n, needed):
 
 def test_more_lines_and_layers_need_more():
     (mean,), (each,) = (of([f"first_token > 0.3{scope}"], 24) for scope in ("", " in each layer"))
-    assert (mean.least, each.least) == (6, least_prompts(4))
+    assert (mean.least, each.least) == (6, prompts_for(4, ALPHA / 2))
     assert mean.text != each.text
     two = of(["first_token > 0.3 in most heads", "entropy > 1"], 24)
     assert two[0].least > of(["first_token > 0.3 in most heads"], 24)[0].least

@@ -56,7 +56,7 @@ def test_a_condition_that_one_model_lacks_is_unpaired() -> None:
 def test_a_model_without_values_is_named() -> None:
     table = masses().filter(pl.col("model") == "base")
     with raises(InputError, "no-values", value="tuned"):
-        compare(table, pairs=[("base", "tuned")])
+        compare(table, pair=[("base", "tuned")])
 
 
 def test_a_base_without_values_of_its_own_says_what_to_compare() -> None:
@@ -67,7 +67,7 @@ def test_a_base_without_values_of_its_own_says_what_to_compare() -> None:
     )
     variants = table.filter(pl.col("condition") != "base")
     with raises(InputError, "already-changes", measures=["next_token_logprob"]):
-        compare(variants, over="condition", pairs=[("base", "cut")])
+        compare(variants, over="condition", pair=[("base", "cut")])
     assert compare(variants, over="condition", pair=("cut", "words")).height > 0
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.recipes import RECIPES, built_in_claims
 from attnscope.run.store import Run, open_run
 from attnscope.spec.experiment import make_experiment
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.run_stats import (
     compare_run,
     compare_runs,
@@ -24,6 +26,7 @@ from attnscope.stats.run_stats import (
 from attnscope.stats.sensitivity import robustness
 from attnscope.stats.verdicts import WRITTEN
 from made_models import save_model
+from made_runs import made_run
 from support_errors import raises
 
 
@@ -108,6 +111,24 @@ def test_every_condition_is_compared_with_the_base(run: Run) -> None:
     assert "lambda" not in made["measure"].to_list()
     with raises(InputError, "unknown-model-or-condition", value="other"):
         compare_run(run, pair=("qwen", "other"))
+
+
+def test_all_pairs_are_of_what_is_compared() -> None:
+    made = made_run(measures=["mass"], classes=("hash", "star", "word"), prompts=6)
+    table = compare_run(made, over="item", pair="all", combine="mean")
+    pairs = table.select("a", "b").unique(maintain_order=True).rows()
+    assert {frozenset(pair) for pair in pairs} == {
+        frozenset(pair) for pair in combinations(("hash", "star", "word"), 2)
+    }
+    for over, known in (("condition", ["base"]), ("keys", ["all"])):
+        with raises(InputError, "nothing-to-compare", over=over, known=known):
+            compare_run(made, over=over, pair="all")
+
+
+def test_prompts_with_one_text_are_not_split_over_clusters() -> None:
+    metadata = pl.DataFrame({"prompt": [0, 1, 2], "id": ["a", "b", "c"], "repeat_of": [0, 1, 0]})
+    with raises(InputError, "clusters-not-nested", outer="id"):
+        ResamplingUnits(metadata, "id").labels([0, 1, 2])
 
 
 def test_kinds_of_filler_are_choices(run: Run) -> None:

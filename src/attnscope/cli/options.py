@@ -47,8 +47,8 @@ BeyondPositions = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        help="Prompt metadata column to cluster by, for example document. For nested clusters "
-        "list the outermost first: a,b. Default: each prompt is its own cluster."
+        help="Prompt metadata column to cluster by, for example document. Default: each prompt is "
+        "its own cluster."
     ),
 ]
 Strata = Annotated[
@@ -87,9 +87,7 @@ def without_none(**options: Any) -> dict[str, Any]:
 
 def units_of(cluster: str | None, strata: str | None) -> dict[str, Any]:
     """The arguments `cluster` and `strata` of the statistics, if the options are set."""
-    names = listed(cluster)
-    one = names[0] if names is not None and len(names) == 1 else names
-    return without_none(cluster=one, strata=strata)
+    return without_none(cluster=cluster, strata=strata)
 
 
 def opened(folder: str | Path) -> Run:

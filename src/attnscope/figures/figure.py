@@ -52,7 +52,7 @@ class Request:
     @property
     def unit_name(self) -> str:
         """The unit that intervals and tests resample: prompts or clusters."""
-        return "clusters" if self.units.nested else "prompts"
+        return "clusters" if self.units.column else "prompts"
 
 
 @dataclass(frozen=True, kw_only=True)

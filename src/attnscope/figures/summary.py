@@ -15,7 +15,7 @@ def summary(
     by: Sequence[str] = IDENTITY,
     *,
     prompts: pl.DataFrame | None = None,
-    cluster: str | Sequence[str] | None = None,
+    cluster: str | None = None,
     strata: str | None = None,
     level: float = 0.95,
     within: Range = ANY,

@@ -56,11 +56,8 @@ class Quantity:
         return self.condition or ("variant" if COLUMNS[self.measure].compares_to_base else "base")
 
 
-OPTIONS = {"class": "cls", "as": "scale"} | {
-    field.name: field.name
-    for field in fields(Quantity)
-    if field.name not in ("measure", "cls", "scale")
-}
+OPTIONS = {"cls": "class", "scale": "as"}
+OPTIONS = {OPTIONS.get(f.name, f.name): f.name for f in fields(Quantity) if f.name != "measure"}
 """Option in brackets → field."""
 
 
@@ -133,8 +130,8 @@ class _Reader:
 
     def take(self, pattern: str) -> re.Match[str] | None:
         """The next words if they match; they are then read."""
-        match = re.compile(rf"\s*{pattern}").match(self.text, self.at)
-        self.at = match.end() if match else self.at
+        if match := re.compile(rf"\s*{pattern}").match(self.text, self.at):
+            self.at = match.end()
         return match
 
     def fail(self, expected: str, at: int | None = None, code: str = "bad-claim") -> NoReturn:
@@ -244,12 +241,11 @@ def parse_line(text: str, source: str = "claim") -> Line:
     left = reader.quantity()
     if reader.take("within"):
         parts = _within(reader)
-    else:
-        sign = reader.take("(>=|<=|>|<)")
-        if sign is None:
-            reader.fail(">, >=, <, <= or within")
+    elif sign := reader.take("(>=|<=|>|<)"):
         right = _right(reader, left)
         parts = {"relation": RELATIONS[sign[1]], "strict": "=" not in sign[1], **right}
+    else:
+        reader.fail(">, >=, <, <= or within")
     start, scope = reader.at, reader.scope()
     units = reader.take(r"clustered by ([^\s,]+)")
     if not reader.take("$"):
@@ -258,21 +254,15 @@ def parse_line(text: str, source: str = "claim") -> Line:
             "heads', 'in every head', 'in at least N heads' (or layers)"
         )
     line = Line(reader.text, left, scope=scope, cluster=units[1] if units else None, **parts)
-    if scope != Scope() and any(q.layer is not None for q in line.quantities):
+    scoped, levels = scope != Scope(), {COLUMNS[q.measure].level for q in line.quantities}
+    layer = any(q.layer is not None for q in line.quantities)
+    if scoped and layer:
         reader.fail("no 'in …' after layer=", start)
-    if (scope != Scope() or any(q.layer is not None for q in line.quantities)) and any(
-        COLUMNS[q.measure].level == "text" for q in line.quantities
-    ):
+    if (scoped or layer) and "text" in levels:
         reader.fail("no layer and no 'in …' (the measure has one value per text)", start)
-    if scope.kind == "heads" and any(COLUMNS[q.measure].level == "layer" for q in line.quantities):
+    if scope.kind == "heads" and "layer" in levels:
         reader.fail("layers (the measure has one value per layer, not per head)", start)
     return line
-
-
-def _reach(quantity: Quantity) -> tuple[float, float]:
-    """The numbers that a quantity can have; with any other the claim would be decided already."""
-    low, high = range_of(quantity.measure)
-    return low, math.inf if quantity.scale in ("lift", "per-token") else high
 
 
 def _within(reader: _Reader) -> dict[str, Any]:
@@ -291,8 +281,9 @@ def _right(reader: _Reader, left: Quantity) -> dict[str, Any]:
     """A number, or FACTOR * QUANTITY + NUMBER."""
     start, number = reader.at, reader.number()
     if number is not None and not reader.take(r"\*"):
-        low, high = _reach(left)
-        if not low <= number <= high:
+        low, high = range_of(left.measure)
+        high = math.inf if left.scale in ("lift", "per-token") else high
+        if not low <= number <= high:  # the claim would be decided already
             reader.fail(f"a number from {low:g} to {high:g}, the range of {left.measure}", start)
         return {"right": None, "offset": number}
     factor, offset, right = 1.0 if number is None else number, 0.0, reader.quantity()
@@ -311,25 +302,19 @@ def make_claims(data: Any, source: str) -> tuple[Claim, ...]:
             code="bad-claims-file",
             path=source,
         )
-    claims = []
-    for name, lines in data.items():
-        listed = [lines] if isinstance(lines, str) else lines
-        if not isinstance(listed, list | tuple) or not listed or not isinstance(name, str):
-            raise InputError(
-                f"{source}: claim {name!r} needs a line, or a list of lines",
-                code="bad-claims-file",
-                claim=name,
-            )
-        where = f"{source}: claim {name!r}"
-        parsed = tuple(parse_line(line, where) for line in listed)
-        if len({line.scope.kind == "each" for line in parsed}) > 1:
-            raise InputError(
-                f"{where}: either all lines are 'in each layer' or none",
-                code="bad-claim",
-                claim=name,
-            )
-        claims.append(Claim(name, parsed))
-    return tuple(claims)
+    return tuple(_claim(name, lines, f"{source}: claim {name!r}") for name, lines in data.items())
+
+
+def _claim(name: Any, lines: Any, where: str) -> Claim:
+    lines = [lines] if isinstance(lines, str) else lines
+    if not isinstance(lines, list | tuple) or not lines or not isinstance(name, str):
+        wrong, code = "needs a line, or a list of lines", "bad-claims-file"
+        raise InputError(f"{where} {wrong}", code=code, claim=name)
+    parsed = tuple(parse_line(line, where) for line in lines)
+    if len({line.scope.kind == "each" for line in parsed}) > 1:
+        wrong = "either all lines are 'in each layer' or none"
+        raise InputError(f"{where}: {wrong}", code="bad-claim", claim=name)
+    return Claim(name, parsed)
 
 
 def frozen(claims: Iterable[Claim]) -> dict[str, str]:
@@ -347,16 +332,10 @@ def load_claims(path: str | Path) -> tuple[Claim, ...]:
     """Claims of a YAML file: a mapping under the key `claims`."""
     path = to_path(path)
     if not path.is_file():
-        raise InputError(
-            f"there is no file {path}; give a YAML file with a key 'claims'",
-            code="file-missing",
-            path=str(path),
-        )
+        wrong = f"there is no file {path}; give a YAML file with a key 'claims'"
+        raise InputError(wrong, code="file-missing", path=str(path))
     data = read_yaml(path)[0]
     if not isinstance(data, dict) or set(data) != {"claims"}:
-        raise InputError(
-            f"{path} must have one key, 'claims', that maps names to lines",
-            code="bad-claims-file",
-            path=str(path),
-        )
+        wrong = f"{path} must have one key, 'claims', that maps names to lines"
+        raise InputError(wrong, code="bad-claims-file", path=str(path))
     return make_claims(data["claims"], str(path))

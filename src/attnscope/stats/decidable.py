@@ -8,22 +8,16 @@ from scipy import stats
 
 from attnscope.spec.claims import Claim, Line
 from attnscope.stats.families import prompts_for
-from attnscope.stats.means import MINIMUM
 from attnscope.stats.outcome import ALPHA, COUNTS
 
 
 def detectable(n: int, tests: int = 1) -> float:
     """The difference, in standard deviations of the prompts, that n prompts find four times in
     five, in each of so many tests corrected together; nan if n prompts can find none."""
-    if n < least_prompts(tests):
+    if n < prompts_for(tests, ALPHA / 2):
         return float("nan")
     reach = stats.t.isf(ALPHA / 2 / tests, n - 1) + stats.t.isf(0.2, n - 1)
     return float(reach / np.sqrt(n))
-
-
-def least_prompts(tests: int) -> int:
-    """The smallest number of prompts that can decide each of so many tests."""
-    return max(MINIMUM, int(np.ceil(1 - np.log2(ALPHA / tests))))
 
 
 class Decidable(NamedTuple):
@@ -48,7 +42,7 @@ def _line(line: Line, lines: int, n: int, layers: int, heads: int) -> Decidable:
     some = layers if scope.layers is None else len(scope.layers)
     tests = lines * (some if scope.kind == "each" else 1)
     rows = some * (heads if scope.kind == "heads" else 1)
-    least = least_prompts(tests)
+    least = prompts_for(tests, ALPHA / 2)
     text = f"found four times in five if {detectable(n, tests):.2f} standard deviations beyond it"
     if scope.kind in COUNTS:
         least, needed = prompts_for(rows, ALPHA / lines / 2), scope.needed(rows)

@@ -14,12 +14,13 @@ from attnscope.spec.experiment import Experiment
 from attnscope.stats.resampling import ResamplingUnits
 
 
-class NotMeasuredError(Exception):
-    """The run lacks a measurement; the message names what to measure."""
+class NoEvidenceError(Exception):
+    """The run lacks a measurement, and the message names what to measure; or, if it is
+    `measured`, its values cannot decide the claim."""
 
-
-class UndecidableError(Exception):
-    """The values cannot decide the claim; the message gives the reason."""
+    def __init__(self, message: str, *, measured: bool = False) -> None:
+        super().__init__(message)
+        self.measured = measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,12 @@ class RunContents:
         """Every model, and every assignment of the run's conditions to the claim's selectors."""
         for measure in claim.measures:
             if measure not in self.tables:
-                raise _missing(measure)
+                declared = COLUMNS[measure]
+                also = ", with a condition that has an insertion"
+                raise NoEvidenceError(
+                    f"{measure!r} was not measured; add {declared.name!r} to the experiment's "
+                    f"measures{also if declared.compares_to_base else ''}"
+                )
         quantities = [quantity for line in claim.lines for quantity in line.quantities]
         models = self._models([q.model for q in quantities if q.model is not None])
         named = all(quantity.model is not None for quantity in quantities)
@@ -101,7 +107,7 @@ class RunContents:
         pairs = [(line.left.selector, line.right.selector) for line in claim.lines if line.right]
         good = [way for way in bound if all(a == b or way[a] != way[b] for a, b in pairs)]
         if not good:
-            raise NotMeasuredError(
+            raise NoEvidenceError(
                 f"the claim compares two conditions, and this run has only one that matches "
                 f"{' and '.join(selectors)}; add another to the experiment's conditions"
             )
@@ -114,14 +120,14 @@ class RunContents:
         if {"a", "b"} & set(named) - set(self.models):
             two = self.pair or tuple(self.models)
             if len(two) != 2:
-                raise NotMeasuredError(
+                raise NoEvidenceError(
                     f"the claim compares two models, and this run has {len(two)}: "
                     f"{', '.join(two)}; choose two with `pair`, or add models to the experiment"
                 )
             models = {"a": two[0], "b": two[1]}
         for name in [*(models.get(name, name) for name in named), *models.values()]:
             if name not in self.models:
-                raise NotMeasuredError(
+                raise NoEvidenceError(
                     f"no model {name!r} in this run; it has {', '.join(self.models)}"
                 )
         return models
@@ -143,19 +149,10 @@ class RunContents:
         what = {"base": "without an insertion", "variant": "with an insertion"}.get(selector)
         if selector.startswith("kind:"):
             what = f"with insert: {{kind: {selector.removeprefix('kind:')}}}"
-        raise NotMeasuredError(
+        raise NoEvidenceError(
             f"no condition {selector!r} in this run (it has {', '.join(known)}); "
             f"add one {what or 'of that name'} to the experiment's conditions"
         )
-
-
-def _missing(measure: str) -> NotMeasuredError:
-    """The error for a measure that a run does not have; names what to add."""
-    declared = COLUMNS[measure]
-    also = ", with a condition that has an insertion" if declared.compares_to_base else ""
-    return NotMeasuredError(
-        f"{measure!r} was not measured; add {declared.name!r} to the experiment's measures{also}"
-    )
 
 
 def read_claim(
@@ -165,11 +162,12 @@ def read_claim(
     samples = [_sides(line, contents, binding) for line in claim.lines]
     columns = [b.columns for _, b in samples]
     if claim.lines[0].scope.kind == "each" and not all(columns[0].equals(one) for one in columns):
-        raise UndecidableError("the lines do not have the same layers; write 'in each of layers …'")
+        why = "the lines do not have the same layers; write 'in each of layers …'."
+        raise NoEvidenceError(why, measured=True)
     for line in claim.lines:
         if line.cluster not in (None, *contents.sources.names):
             known = ", ".join(contents.sources.names) or "none"
-            raise NotMeasuredError(
+            raise NoEvidenceError(
                 f"the prompts have no metadata column {line.cluster!r}; they have: {known}"
             )
     return samples
@@ -181,9 +179,11 @@ def _sides(line: Line, contents: RunContents, binding: Binding) -> tuple[Matrix 
         return None, b
     a = _values(line.right, line.scope, contents, binding)
     if alone := set(a.prompts) ^ set(b.prompts):
-        raise UndecidableError(f"only one side has prompts {ranges(alone)}; finish the run")
+        why = f"only one side has prompts {ranges(alone)}; finish the run."
+        raise NoEvidenceError(why, measured=True)
     if not a.columns.equals(b.columns):
-        raise UndecidableError("the two sides do not have the same layers and heads")
+        why = "the two sides do not have the same layers and heads."
+        raise NoEvidenceError(why, measured=True)
     return a, b
 
 
@@ -195,7 +195,7 @@ def _values(quantity: Quantity, scope: Scope, contents: RunContents, binding: Bi
         pl.col("model") == model, pl.col("condition") == condition
     )
     if table.is_empty():
-        raise NotMeasuredError(f"{measure!r} was not measured in condition {condition} of {model}")
+        raise NoEvidenceError(f"{measure!r} was not measured in condition {condition} of {model}")
     for what in ("queries", "keys"):
         table = _one(table, what, getattr(quantity, what), measure)
     table = _class_set(table, quantity)
@@ -203,13 +203,13 @@ def _values(quantity: Quantity, scope: Scope, contents: RunContents, binding: Bi
     measured = table["layer"].unique().to_list()
     for layer in layers or ():
         if layer not in measured:
-            raise NotMeasuredError(
+            raise NoEvidenceError(
                 f"layer {layer} was not measured; measured: {ranges(measured)} (counted from 0)"
             )
     if layers is not None:
         table = table.filter(pl.col("layer").is_in(layers))
     if scope.kind == "heads" and table["head"].null_count():
-        raise NotMeasuredError(f"{measure!r} has one value per layer, not per head")
+        raise NoEvidenceError(f"{measure!r} has one value per layer, not per head")
     table = _amounts(tables.combine(table, "each" if scope.kind == "heads" else "mean"), quantity)
     if scope.kind != "mean":
         return matrix(table, ["layer", "head"])
@@ -226,7 +226,7 @@ def _one(table: pl.DataFrame, what: str, name: str, measure: str) -> pl.DataFram
     if not measured:
         return table
     if name not in measured:
-        raise NotMeasuredError(
+        raise NoEvidenceError(
             f"{measure!r} was not measured with {what}={name} (the run has {', '.join(measured)}); "
             f"write {measure}[{what}={measured[0]}], or add {name!r} to the experiment's {what}"
         )
@@ -248,13 +248,12 @@ def _class_set(table: pl.DataFrame, quantity: Quantity) -> pl.DataFrame:
         return table.filter(pl.col("classes") == chosen[0])
     if not chosen:
         classes = "+".join(quantity.cls) or "any class"
-        raise NotMeasuredError(
+        raise NoEvidenceError(
             f"no class set has {classes}; measured: "
             + "; ".join(f"{name}: {', '.join(sorted(names[name]))}" for name in sets)
         )
-    raise UndecidableError(
-        f"several class sets have these classes; write classes= one of {', '.join(chosen)}"
-    )
+    why = f"several class sets have these classes; write classes= one of {', '.join(chosen)}."
+    raise NoEvidenceError(why, measured=True)
 
 
 def _amounts(table: pl.DataFrame, quantity: Quantity) -> pl.DataFrame:

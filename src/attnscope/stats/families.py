@@ -87,6 +87,7 @@ def at_least(p: ArrayLike, alpha: float) -> int:
     return int(len(ordered) if shown.all() else np.argmin(shown))
 
 
-def prompts_for(heads: int, alpha: float) -> int:
-    """The smallest number of prompts with which any number of these heads can be shown."""
-    return max(MINIMUM, int(np.ceil(np.log2(heads / alpha))))
+def prompts_for(tests: int, alpha: float) -> int:
+    """The smallest number of prompts that can decide each of so many tests, or show any number of
+    so many heads; `alpha` is one-sided."""
+    return max(MINIMUM, int(np.ceil(np.log2(tests / alpha))))

@@ -14,6 +14,7 @@ A sample is float [n prompts, m columns]; nan is a prompt without a value in tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,8 +44,8 @@ class Contrast:
     first: Design
     second: Design
     paired: bool = True
-    range_a: Ends = ANY
-    range_b: Ends = ANY
+    ranges: tuple[Ends, Ends] = (ANY, ANY)
+    """The possible values of both."""
 
     @property
     def units(self) -> NDArray[np.int64]:
@@ -91,9 +92,10 @@ class Contrast:
         """The possible range of `u * b - c * a - d`."""
         one = np.ones(len(self.second.mean))
         with np.errstate(invalid="ignore"):
-            of_a = [one * (c * end) if np.any(c) else 0.0 * one for end in self.range_a]
-            low = one * (u * self.range_b[0]) - d - np.maximum(*of_a)
-            high = one * (u * self.range_b[1]) - d - np.minimum(*of_a)
+            of_a, of_b = self.ranges
+            ends = [one * (c * end) if np.any(c) else 0.0 * one for end in of_a]
+            low = one * (u * of_b[0]) - d - np.maximum(*ends)
+            high = one * (u * of_b[1]) - d - np.minimum(*ends)
         return low, high
 
     def ratio(self, level: float = 0.95) -> tuple[Floats, Floats, Floats]:
@@ -105,7 +107,7 @@ class Contrast:
             centre = np.arctan2(self.second.mean, np.where(mean_a > 0, mean_a, np.nan))
         tested = self.at(np.sin(centre), 0.0, np.cos(centre))
         # Of two quantities that are never below 0, no ratio is below 0.
-        positive = np.minimum(self.range_a[0], self.range_b[0]) >= 0
+        positive = np.minimum(self.ranges[0][0], self.ranges[1][0]) >= 0
         decided, tail = tested.decides(1 - level) & (tested.error > 0), (1 - level) / 2
         low = self._end(centre, np.where(positive, 0.0, -np.pi / 2), tail)
         high = self._end(centre, np.full_like(centre, np.pi / 2), tail)
@@ -214,21 +216,20 @@ def paired(
     first, second = _two_samples(a, b)
     both = ~np.isnan(first) & ~np.isnan(second)
     one, other = (design_of(np.where(both, x, np.nan), cluster, strata) for x in (first, second))
-    return Contrast(one, other, range_a=ranges[0], range_b=ranges[1])
+    return Contrast(one, other, ranges=ranges)
 
 
 def unpaired(
     a: ArrayLike,
     b: ArrayLike,
-    clusters: tuple[ArrayLike | None, ArrayLike | None] = (None, None),
-    strata: tuple[ArrayLike | None, ArrayLike | None] = (None, None),
+    labels: Sequence[Mapping[str, ArrayLike | None]] = ({}, {}),
     ranges: tuple[Ends, Ends] = (ANY, ANY),
 ) -> Contrast:
-    """The contrast of two independent samples (Welch)."""
-    first, second = _two_samples(a, b)
-    one = design_of(first, clusters[0], strata[0])
-    other = design_of(second, clusters[1], strata[1])
-    return Contrast(one, other, paired=False, range_a=ranges[0], range_b=ranges[1])
+    """The contrast of two independent samples (Welch); `labels` are `cluster` and `strata` of
+    each."""
+    pairs = zip(_two_samples(a, b), labels, strict=True)
+    one, other = (design_of(x, **of_x) for x, of_x in pairs)
+    return Contrast(one, other, False, ranges)
 
 
 def one_sample(
@@ -240,18 +241,17 @@ def one_sample(
     """The test of the mean of one sample against 0; `interval` gives that of the mean."""
     second = design_of(as_columns(x), cluster, strata)
     zero = replace(second, mean=0 * second.mean, parts=0 * second.parts, values=0 * second.values)
-    return Contrast(zero, second, range_b=within).at(0.0)
+    return Contrast(zero, second, ranges=(ANY, within)).at(0.0)
 
 
 def effect_of(contrast: Contrast) -> Floats:
     """The difference in standard deviations (paired: of the differences; else the pooled one),
     with Hedges' correction for few prompts."""
     a, b = contrast.first, contrast.second
-    samples = [b.x - a.x] if contrast.paired else [a.x, b.x]
-    means = [b.mean - a.mean] if contrast.paired else [a.mean, b.mean]
-    degrees = sum((~np.isnan(x)).sum(0) for x in samples) - len(samples)
-    degrees = np.maximum(degrees, 1)
-    squares = sum(np.nansum((x - mean) ** 2, 0) for x, mean in zip(samples, means, strict=True))
+    samples = [(a.x, a.mean), (b.x, b.mean)]
+    samples = [(b.x - a.x, b.mean - a.mean)] if contrast.paired else samples
+    degrees = np.maximum(sum((~np.isnan(x)).sum(0) for x, _ in samples) - len(samples), 1)
+    squares = sum(np.nansum((x - mean) ** 2, 0) for x, mean in samples)
     deviation = np.sqrt(squares / degrees)
     with np.errstate(invalid="ignore", divide="ignore"):
         varies = deviation > 1e-12 * (np.abs(a.mean) + np.abs(b.mean))

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.run.tables import Matrix, possible
-from attnscope.spec.claims import Line, Quantity
+from attnscope.spec.claims import Line
 from attnscope.stats.clusters import Floats
 from attnscope.stats.families import at_least, prompts_for
-from attnscope.stats.means import MINIMUM, SKEW_NOTE, SKEWED, Contrast, Tested, paired
+from attnscope.stats.means import SKEW_NOTE, SKEWED, Contrast, Tested, paired
 
 WORDS = ("holds", "smaller than claimed", "opposite", "open", "cannot tell")
 """The interval lies wholly at or beyond what is needed; wholly short of it; wholly on the other
@@ -57,10 +57,9 @@ class Result:
 
 def contrast_of(line: Line, a: Matrix | None, b: Matrix, labels: dict[str, Any]) -> Contrast:
     """The contrast of a line; a fixed number has 0 on the other side."""
-    within = _possible(line.left)
-    if a is None or line.right is None:
-        return paired(np.zeros_like(b.x), b.x, **labels, ranges=((0.0, 0.0), within))
-    return paired(a.x, b.x, **labels, ranges=(_possible(line.right), within))
+    of_b, *of_a = (possible(quantity.measure, quantity.scale) for quantity in line.quantities)
+    first = np.zeros_like(b.x) if a is None else a.x
+    return paired(first, b.x, **labels, ranges=(of_a[0] if of_a else (0.0, 0.0), of_b))
 
 
 def decide(line: Line, b: Matrix, contrast: Contrast, alpha: float) -> list[Result]:
@@ -177,7 +176,7 @@ def _p(tails: list[tuple[float, float]]) -> float:
 def _why(tested: Tested, at: int, alpha: float) -> str:
     """Why there is no interval."""
     units, informative = int(tested.units[at]), int(tested.informative[at])
-    needed = max(MINIMUM, int(np.ceil(1 - np.log2(alpha))))
+    needed = prompts_for(1, alpha / 2)
     if units < needed:
         return f"needs at least {needed} prompts or clusters, and there are {units}"
     if informative < needed:
@@ -239,7 +238,7 @@ def _votes(line: Line, contrast: Contrast) -> tuple[Floats, Floats, NDArray[np.b
         return tested.more(), tested.less(), tested.estimate > 0
     low, high = (contrast.at(x) if line.right else contrast.at(0.0, x) for x in line.bounds)
     outside = np.minimum(2 * np.fmin(low.less(), high.more()), 1.0)
-    if line.right is not None and contrast.range_a[0] < 0:  # a range of ratios needs a above 0
+    if line.right is not None and contrast.ranges[0][0] < 0:  # a range of ratios needs a above 0
         above = np.nan_to_num(contrast.at(-1.0, 0.0, 0.0).more(), nan=0.0)
         outside = np.fmax(outside, np.where(contrast.first.mean > 0, above, 1.0))
     inside = (low.estimate >= 0) & (high.estimate <= 0)
@@ -248,7 +247,3 @@ def _votes(line: Line, contrast: Contrast) -> tuple[Floats, Floats, NDArray[np.b
 
 def _name(layer: int, head: int | None) -> str:
     return f"layer {layer}" if head is None else f"{layer}.{head}"
-
-
-def _possible(quantity: Quantity) -> tuple[float, float]:
-    return possible(quantity.measure, quantity.scale)

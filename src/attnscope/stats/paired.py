@@ -22,7 +22,6 @@ from attnscope.stats.means import (
     SKEW_NOTE,
     SKEWED,
     Contrast,
-    Ends,
     effect_of,
     paired,
     unpaired,
@@ -30,6 +29,8 @@ from attnscope.stats.means import (
 from attnscope.stats.resampling import ResamplingUnits
 
 Pair = tuple[str, str]
+Pairs = Pair | list[Pair] | str | None
+"""(first, second); several pairs; "all"; or the only two that there are."""
 
 OVER = ("model", "condition", "item", "queries", "keys")
 """What can be compared; `item` are classes."""
@@ -44,13 +45,12 @@ def compare(
     values: Values,
     *,
     over: str = "model",
-    pair: Pair | str | None = None,
-    pairs: Sequence[Pair] | None = None,
+    pair: Pairs = None,
     combine: str = "each",
     normalise: str = "mass",
     paired: bool | None = None,
     prompts: pl.DataFrame | None = None,
-    cluster: str | Sequence[str] | None = None,
+    cluster: str | None = None,
     strata: str | None = None,
     margin: float | str | None = None,
     level: float = 0.95,
@@ -59,8 +59,8 @@ def compare(
     """The second of a pair against the first: one row per layer, head and thing measured.
 
     over         one of `OVER`; the others are fixed
-    pair         (first, second) or "all"; needed if there are more than two
-    pairs        several pairs in place of `pair`, corrected together
+    pair         (first, second), several pairs that are corrected together, or "all"; needed if
+                 there are more than two
     combine      how heads are combined: "mean", "sum", "max", or "each" for single heads
     normalise    how masses are shown: "mass", "per-token", "share" or "lift"
     paired       by prompt (True) or as two independent groups (False); by default paired, unless
@@ -72,30 +72,6 @@ def compare(
 
     docs/statistics.md describes the columns.
     """
-    _check(over, level)
-    sources = ResamplingUnits(prompts, cluster, strata)
-    chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
-    by = [name for name in dict.fromkeys((*tables.IDENTITY, "layer", "head")) if name != over]
-    chosen_rows = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)]))
-    prepared = tables.normalise(tables.combine(chosen_rows, combine), normalise)
-    parts, warnings = [], []
-    for two in chosen:
-        sides = _sides(prepared, over, two, by, paired)
-        parts.append(_rows(sides, sources, (normalise, combine), margin, level, family_wise))
-        a, b = sides.samples
-        samples = [(b.x - a.x, b)] if sides.paired else [(a.x, a), (b.x, b)]
-        warnings += [one for x, side in samples for one in sources.warnings(x, side.prompts)]
-    table = _corrected(pl.concat(parts, how="diagonal_relaxed"), by, len(chosen))
-    table = table.with_columns(
-        pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise"),
-        pl.lit(combine).alias("combine"),
-        _outcome(1 - level, equivalence="q_equivalence" in table.columns),
-        _note(list(dict.fromkeys(warnings))),
-    )
-    return _in_order(table, chosen, by)
-
-
-def _check(over: str, level: float) -> None:
     if over not in OVER:
         raise unknown("comparison over", over, OVER)
     if not 0 < level < 1:
@@ -105,11 +81,32 @@ def _check(over: str, level: float) -> None:
             name="level",
             value=level,
         )
+    sources = ResamplingUnits(prompts, cluster, strata)
+    known = values.lazy().select(pl.col(over).drop_nulls().unique(maintain_order=True)).collect()
+    chosen = pairs_of(known[over].to_list(), over, pair)
+    by = [name for name in tables.IDENTITY if name != over]
+    chosen_rows = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)]))
+    prepared = tables.normalise(tables.combine(chosen_rows, combine), normalise)
+    parts, warnings = [], []
+    for two in chosen:
+        sides = _sides(prepared, over, two, by, paired)
+        parts.append(_rows(sides, sources, (normalise, combine), margin, level, family_wise))
+        a, b = sides.a, sides.b
+        samples = [(b.x - a.x, b)] if sides.paired else [(a.x, a), (b.x, b)]
+        warnings += [one for x, side in samples for one in sources.warnings(x, side.prompts)]
+    table = _corrected(pl.concat(parts, how="diagonal_relaxed"), len(chosen))
+    table = table.with_columns(
+        pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise"),
+        pl.lit(combine).alias("combine"),
+        _outcome(1 - level, equivalence="q_equivalence" in table.columns),
+        _note(list(dict.fromkeys(warnings))),
+    )
+    return _in_order(table, chosen, by)
 
 
-def _corrected(table: pl.DataFrame, by: list[str], pairs: int) -> pl.DataFrame:
+def _corrected(table: pl.DataFrame, pairs: int) -> pl.DataFrame:
     """q and its like over all pairs; the family-wise p times their number."""
-    family = family_of(table, by)
+    family = _family(table)
     for p, q in (("p", "q"), ("p_equivalence", "q_equivalence")):
         if p in table:
             known = table[p].fill_null(np.nan).to_numpy()
@@ -134,17 +131,9 @@ class _Sides:
 
     columns: pl.DataFrame
     """Labels of the columns, with `a`, `b`, `paired` and `unlike`."""
-    samples: tuple[Matrix, Matrix]
+    a: Matrix
+    b: Matrix
     paired: bool
-
-    def contrast(self, sources: ResamplingUnits, within: Ends) -> Contrast:
-        """The second against the first; `within` are the possible values."""
-        a, b = self.samples
-        of_a, of_b = (sources.labels(side.prompts) for side in self.samples)
-        if self.paired:
-            return paired(a.x, b.x, of_b["cluster"], of_b["strata"], (within, within))
-        clusters, strata = ((of_a[name], of_b[name]) for name in ("cluster", "strata"))
-        return unpaired(a.x, b.x, clusters, strata, (within, within))
 
 
 def _rows(
@@ -156,17 +145,21 @@ def _rows(
     family_wise: bool,
 ) -> pl.DataFrame:
     """The statistics of one pair."""
-    a, b = sides.samples
-    measures = sides.columns["measure"].to_list()
+    a, b, measures = sides.a, sides.b, sides.columns["measure"].to_list()
     ends = {name: tables.possible(name, *shown) for name in set(measures)}
-    within = (np.array([ends[name][at] for name in measures]) for at in (0, 1))
-    contrast = sides.contrast(sources, (next(within), next(within)))
+    lowest, highest = np.array([ends[name] for name in measures]).T
+    ranges = ((lowest, highest), (lowest, highest))
+    labels = [sources.labels(side.prompts) for side in (a, b)]
+    if sides.paired:
+        contrast = paired(a.x, b.x, **labels[1], ranges=ranges)
+    else:
+        contrast = unpaired(a.x, b.x, labels, ranges)
     tested = contrast.at(1.0)
     low, high = tested.interval(level)
     ratio, ratio_low, ratio_high = contrast.ratio(level)
     n = np.minimum(contrast.first.prompts, contrast.second.prompts)
     used = n if sides.paired else contrast.first.prompts + contrast.second.prompts
-    label = sources.labels(b.prompts)["cluster"]
+    label = labels[1]["cluster"] if sides.paired else None
     known: dict[str, Any] = {
         "n": n,
         "units": contrast.units,
@@ -183,15 +176,12 @@ def _rows(
         "informative": tested.informative,
         "p": tested.two_sided(),
         "left_out": (len(b.x) if sides.paired else len(a.x) + len(b.x)) - used,
-        "icc": np.full(len(n), np.nan)
-        if label is None or not sides.paired
-        else intraclass(b.x - a.x, label),
+        "icc": np.full(len(n), np.nan) if label is None else intraclass(b.x - a.x, label),
     }
     if margin is not None:
         known["p_equivalence"] = _equivalence(contrast, margin)
     if family_wise:
-        labels = [c for c in sides.columns.columns if c not in ("a", "b", "paired", "unlike")]
-        known["p_fwer"] = romano_wolf(contrast, family_of(sides.columns, labels))
+        known["p_fwer"] = romano_wolf(contrast, _family(sides.columns))
     return sides.columns.with_columns(_series(name, figure) for name, figure in known.items())
 
 
@@ -218,10 +208,10 @@ def _equivalence(contrast: Contrast, margin: float | str) -> NDArray[np.float64]
     return np.maximum(ends[0].more(), ends[1].less())
 
 
-def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
-    known: list[str] = (
-        values.lazy().select(pl.col(over).drop_nulls().unique(maintain_order=True)).collect()[over]
-    ).to_list()
+def pairs_of(known: Sequence[str], over: str, pair: Pairs) -> list[Pair]:
+    """The pairs to compare, of the names that there are."""
+    if isinstance(pair, list):
+        return pair
     word = "class" if over == "item" else over
     if pair == "all" or (pair is None and len(known) == 2):
         if len(known) < 2:
@@ -280,7 +270,7 @@ def _sides(
         pl.lit(paired).alias("paired"),
         pl.lit(_shape_note(first, second, pair), dtype=pl.String()).alias("unlike"),
     )
-    return _Sides(columns, (a, b), paired)
+    return _Sides(columns, a, b, paired)
 
 
 def _nothing_in_common(
@@ -350,15 +340,10 @@ def _check_paired(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: st
         )
 
 
-def family_of(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
+def _family(table: pl.DataFrame) -> NDArray[Any]:
     """Number of the family of each test: all layers and heads of one quantity, in all pairs."""
-    same = [name for name in by if name not in ("layer", "head")]
-    if not same:
-        return np.zeros(columns.height, dtype=np.intp)
-    families = columns.select(same).unique(maintain_order=True).with_row_index("family")
-    return columns.join(families, on=same, how="left", nulls_equal=True, maintain_order="left")[
-        "family"
-    ].to_numpy()
+    same = [c for c in tables.IDENTITY if c in table.columns and c not in ("layer", "head")]
+    return table.select(pl.struct(same).rank("dense")).to_series().to_numpy()
 
 
 def _series(name: str, figure: Any) -> pl.Series:

@@ -3,7 +3,6 @@
 Warns if a metadata column that was not used explains much of the variance.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,9 +26,8 @@ class ResamplingUnits:
 
     metadata: pl.DataFrame | None = None
     """A column `prompt`, and one for each metadata column."""
-    cluster: str | Sequence[str] | None = None
-    """Metadata column to cluster by; for nested clusters the outermost first. By default repeats of
-    a prompt are one cluster."""
+    cluster: str | None = None
+    """Metadata column to cluster by. By default repeats of a prompt are one cluster."""
     strata: str | None = None
     """Metadata column to stratify by: a new sample would have the same proportions."""
 
@@ -44,23 +42,18 @@ class ResamplingUnits:
         return [] if self.metadata is None else [c for c in self.metadata.columns if c != "prompt"]
 
     @property
-    def _clusters(self) -> list[str]:
-        """The columns that the user chose for clusters, outermost first."""
-        return [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
-
-    @property
-    def nested(self) -> list[str]:
-        """The columns that define clusters, outermost first."""
-        return [*self._clusters, *({REPEATS} & set(self.names) - set(self._clusters))]
-
-    @property
     def chosen(self) -> list[str]:
         """The columns that the user chose for clusters and strata."""
-        return [*self._clusters, *filter(None, [self.strata])]
+        return [name for name in (self.cluster, self.strata) if name]
+
+    @property
+    def column(self) -> str | None:
+        """The column whose values are the units; None if every prompt is one."""
+        return self.cluster or (REPEATS if REPEATS in self.names else None)
 
     def of(self, cluster: str | None) -> "ResamplingUnits":
         """The same units, or clusters by this column if the user chose none."""
-        return self if self._clusters or not cluster else replace(self, cluster=cluster)
+        return self if self.cluster or not cluster else replace(self, cluster=cluster)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -74,28 +67,36 @@ class ResamplingUnits:
 
     def describe(self, prompts: Sequence[int]) -> str:
         """Clusters and strata as text; empty if every prompt is a unit."""
-        outer = self._outermost(prompts)
-        parts = [] if outer is None else [f"in {self.count(prompts)} clusters ({outer})"]
+        parts = [f"in {self.count(prompts)} clusters ({self.column})"] if self.column else []
         return " ".join([*parts, *([] if self.strata is None else [f"in strata ({self.strata})"])])
 
     def labels(self, prompts: Sequence[int]) -> dict[str, NDArray[Any] | None]:
         """`cluster` and `strata` of prompts, as `units` takes them."""
-        outer = self._outermost(prompts)
-        return {
-            "cluster": None if outer is None else self._of(outer, prompts),
-            "strata": None if self.strata is None else self._of(self.strata, prompts),
-        }
+        names = {"cluster": self.column, "strata": self.strata}
+        if self.cluster and self.cluster != REPEATS and REPEATS in self.names:
+            repeats, clusters = self._of(REPEATS, prompts), self._of(self.cluster, prompts)
+            if len(set(zip(repeats, clusters, strict=True))) > len(set(repeats)):
+                raise InputError(
+                    f"prompts with the same text have different values of {self.cluster!r}, and "
+                    "they are one unit; cluster by another column",
+                    code="clusters-not-nested",
+                    inner=REPEATS,
+                    outer=self.cluster,
+                )
+        return {key: None if not name else self._of(name, prompts) for key, name in names.items()}
 
     def similar(self, x: NDArray[np.float64], prompts: Sequence[int]) -> dict[str, float]:
         """Unused columns whose prompts are alike in a sample [prompts, columns], with the median of
         their intraclass correlations."""
         shares = {}
-        for name in set(self.names) - {*self.nested, self.strata}:
+        for name in self.names:
+            if name in (self.cluster, self.strata, REPEATS):
+                continue
             columns = intraclass(x, self._of(name, prompts, missing=""))
             columns = columns[~np.isnan(columns)]
             if len(columns) and (share := float(np.median(columns))) > MUCH:
                 shares[name] = share
-        return {name: shares[name] for name in self.names if name in shares}
+        return shares
 
     def warnings(self, x: NDArray[np.float64], prompts: Sequence[int]) -> list[str]:
         """A sentence for each unused column whose prompts are alike."""
@@ -120,17 +121,3 @@ class ResamplingUnits:
                 prompts=without,
             )
         return np.array([missing if value is None else value for value in values], dtype=str)
-
-    def _outermost(self, prompts: Sequence[int]) -> str | None:
-        """The outermost of nested columns; each inner value must lie in one outer value."""
-        names = self.nested
-        for outer, inner in itertools.pairwise(names):
-            pairs = set(zip(self._of(inner, prompts), self._of(outer, prompts), strict=True))
-            if len(pairs) > len({value for value, _ in pairs}):
-                raise InputError(
-                    f"clusters {inner!r} are not nested in {outer!r}; list the outermost first",
-                    code="clusters-not-nested",
-                    inner=inner,
-                    outer=outer,
-                )
-        return names[0] if names else None

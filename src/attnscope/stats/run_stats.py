@@ -1,70 +1,46 @@
 """Computes the statistics of a run, with the settings of its experiment as defaults."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import polars as pl
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, unknown
 from attnscope.recipes import built_in_claims
 from attnscope.run.environment import measured_before
 from attnscope.run.store import Run
 from attnscope.spec.claims import Claim
 from attnscope.spec.experiment import Experiment
-from attnscope.stats.paired import compare
+from attnscope.stats.paired import Pairs, compare, pairs_of
 from attnscope.stats.sensitivity import sensitivity
 from attnscope.stats.verdicts import Verdict, judge
 
 
 def compare_run(
-    run: Run,
-    *,
-    over: str | None = None,
-    pair: tuple[str, str] | str | None = None,
-    combine: str | None = None,
-    normalise: str | None = None,
-    **settings: Any,
+    run: Run, *, over: str | None = None, pair: Pairs = None, **settings: Any
 ) -> pl.DataFrame:
     """`compare` on a run. Default: the two that `pair` names; else the models if there are two, or
-    every condition against the base. Heads and masses as in the experiment; `settings` as for
-    `compare`. Classes without tokens in any prompt are left out.
+    every condition against the base. Heads and masses as in the experiment, unless `settings` say
+    otherwise. Classes without tokens in any prompt are left out.
     """
     experiment = run.experiment
     over = over or _over(experiment, pair)
-    pairs = None
-    if over == "model" and (pair == "all" or (pair is None and len(experiment.models) == 2)):
-        pairs = list(itertools.combinations(experiment.models, 2))
-    elif pair == "all":
-        pairs = list(itertools.combinations(experiment.conditions, 2))
-    elif pair is None and over == "condition":
-        pairs = [(experiment.base, name) for name in experiment.variants]
-        if not pairs:
+    if over == "condition" and pair is None:
+        pair = [(experiment.base, name) for name in experiment.variants]
+        if not pair:
             raise InputError(
                 "this run has one model and one condition, so there is nothing to compare; add a "
                 "model or a condition to its experiment",
                 code="nothing-to-compare",
             )
-    return compare(
-        _occurring(run.values),
-        over=over,
-        pair=pair,
-        pairs=pairs,
-        combine=combine or experiment.combine,
-        normalise=normalise or experiment.normalise,
-        prompts=run.prompts,
-        **settings,
-    )
+    elif over in ("model", "condition"):
+        names = experiment.models if over == "model" else experiment.conditions
+        pair = pairs_of(list(names), over, pair)
+    return _compare(run.values, run.prompts, experiment, over=over, pair=pair, **settings)
 
 
 def compare_runs(
-    runs: Sequence[Run],
-    *,
-    over: str | None = None,
-    pair: tuple[str, str] | str | None = None,
-    combine: str | None = None,
-    normalise: str | None = None,
-    **settings: Any,
+    runs: Sequence[Run], *, over: str | None = None, pair: Pairs = None, **settings: Any
 ) -> pl.DataFrame:
     """Compare the models of several runs, by default all pairs. Models with the same label get the
     name of their run directory. Paired by prompt if the runs have the same prompts; otherwise
@@ -75,7 +51,6 @@ def compare_runs(
             code="unsupported-over",
             value=over,
         )
-    first = runs[0].experiment
     labels = [label for run in runs for label in run.experiment.models]
     ambiguous = len(set(labels)) < len(labels)
     same = all(_prompts(run) == _prompts(runs[0]) for run in runs)
@@ -102,16 +77,18 @@ def compare_runs(
             code="nothing-to-compare",
         )
     values = pl.concat([table.filter(pl.col("condition").is_in(shared)) for table in tables])
-    return compare(
-        _occurring(values),
-        over="model",
-        pair=pair,
-        pairs=list(itertools.combinations(names, 2)) if pair in (None, "all") else None,
-        combine=combine or first.combine,
-        normalise=normalise or first.normalise,
-        prompts=known[0] if same else pl.concat(known, how="diagonal_relaxed"),
-        **settings,
-    )
+    prompts = known[0] if same else pl.concat(known, how="diagonal_relaxed")
+    pair = pairs_of(names, "model", pair or "all")
+    return _compare(values, prompts, runs[0].experiment, over="model", pair=pair, **settings)
+
+
+def _compare(
+    values: pl.LazyFrame, prompts: pl.DataFrame, experiment: Experiment, **settings: Any
+) -> pl.DataFrame:
+    """`compare`; heads and masses as in the experiment where the settings are None."""
+    for name in ("combine", "normalise"):
+        settings[name] = settings.get(name) or getattr(experiment, name)
+    return compare(_occurring(values), prompts=prompts, **settings)
 
 
 def _prompts(run: Run) -> tuple[object, int]:
@@ -119,7 +96,7 @@ def _prompts(run: Run) -> tuple[object, int]:
     return run.experiment.identity()["prompts"], run.experiment.repeats
 
 
-def _over(experiment: Experiment, pair: tuple[str, str] | str | None) -> str:
+def _over(experiment: Experiment, pair: Pairs) -> str:
     """\"model\" or \"condition\": what a pair names; default: models if there are two."""
     models, conditions = list(experiment.models), list(experiment.conditions)
     if pair is None or isinstance(pair, str):
@@ -128,15 +105,9 @@ def _over(experiment: Experiment, pair: tuple[str, str] | str | None) -> str:
     for over, known in (("model", models), ("condition", conditions)):
         if set(pair) <= set(known):
             return over
-    wrong = [name for name in pair if name not in models and name not in conditions]
-    if wrong:
-        raise InputError(
-            f"unknown model or condition {wrong[0]!r}; models: {', '.join(models)}; conditions: "
-            f"{', '.join(conditions)}",
-            code="unknown-model-or-condition",
-            value=wrong[0],
-            known=[*models, *conditions],
-        )
+    for name in pair:
+        if name not in (*models, *conditions):
+            raise unknown("model or condition", name, (*models, *conditions))
     raise InputError(
         f"{pair[0]!r} and {pair[1]!r} are not both models ({', '.join(models)}) nor both "
         f"conditions ({', '.join(conditions)}); give two models or two conditions",
@@ -184,5 +155,5 @@ def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) 
 
 def sensitivity_of_run(run: Run, claim: Claim, **settings: Any) -> pl.DataFrame:
     """`sensitivity` of a claim on a run; `settings` as for it."""
-    inputs: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
-    return sensitivity(claim, run.values, **inputs, **settings)
+    known: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
+    return sensitivity(claim, run.values, **known, **settings)

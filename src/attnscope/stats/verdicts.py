@@ -5,7 +5,6 @@ All intervals of a claim (its lines, in each layer) hold together at 95 %: each 
 at most 5 % of runs, as far as the assumption of the test holds (docs/statistics.md).
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,13 +14,7 @@ import polars as pl
 from attnscope.run.tables import Matrix, Values
 from attnscope.spec.claims import Claim, Line
 from attnscope.spec.experiment import Experiment
-from attnscope.stats.evidence import (
-    Binding,
-    NotMeasuredError,
-    RunContents,
-    UndecidableError,
-    read_claim,
-)
+from attnscope.stats.evidence import Binding, NoEvidenceError, RunContents, read_claim
 from attnscope.stats.means import MINIMUM
 from attnscope.stats.outcome import (
     ALPHA,
@@ -96,7 +89,7 @@ def judge(
     earlier: Sequence[str] = (),
     unfinished: bool = False,
     prompts: pl.DataFrame | None = None,
-    cluster: str | Sequence[str] | None = None,
+    cluster: str | None = None,
     strata: str | None = None,
 ) -> list[Verdict]:
     """Verdicts on claims: one for each claim and each model, condition and layer it covers.
@@ -170,7 +163,7 @@ def _judged(claim: Claim, contents: RunContents) -> list[Verdict]:
     """The verdicts on one claim."""
     try:
         bindings = contents.bindings(claim)
-    except NotMeasuredError as why:
+    except NoEvidenceError as why:
         words = claim_sentence(claim, lambda q: (q.model or "", q.condition or ""))
         return [Verdict(claim.name, words, NOT_MEASURED, str(why), lines=claim.lines)]
     return [verdict for binding in bindings for verdict in _bound(claim, contents, binding)]
@@ -187,35 +180,27 @@ def _bound(claim: Claim, contents: RunContents, binding: Binding) -> list[Verdic
 
     try:
         samples = read_claim(claim, contents, binding)
-    except NotMeasuredError as why:
-        return [verdict(NOT_MEASURED, str(why))]
-    except UndecidableError as why:
-        return [verdict(CANNOT_TELL, f"{why}.")]
+    except NoEvidenceError as why:
+        return [verdict(CANNOT_TELL if why.measured else NOT_MEASURED, str(why))]
     each = claim.lines[0].scope.kind == "each"
     layers = samples[0][1].columns["layer"].to_list() if each else [None]
     results = _results(claim, samples, contents.sources, len(layers))
-    similar = _similar(claim, samples, contents.sources)
-    clustered = {name: replace(contents.sources, cluster=name) for name in similar}
-    judged = {name: _results(claim, samples, of, len(layers)) for name, of in clustered.items()}
-    many = {name: of.count(samples[0][1].prompts) for name, of in clustered.items()}
-    verdicts = []
-    for at, layer in enumerate(layers):
-        words = {name: _overall(of_layers[at]) for name, of_layers in judged.items()}
-        notes = tuple(
-            _similarity_note(name, similar[name], many[name], words[name]) for name in similar
-        )
-        known = {"results": results[at], "notes": notes}
-        verdicts.append(verdict(_overall(results[at]), _reason(claim, results[at]), layer, **known))
-    return verdicts
-
-
-def _similarity_note(name: str, correlation: float, clusters: int, word: str) -> str:
-    """A note on prompts that are alike; fewer than `MINIMUM` groups are no sample of others."""
-    if clusters < MINIMUM:
-        then = f"the verdict is about these {clusters} only"
-    else:
-        then = f"counted as clusters it {word if word in (HOLDS, FAILS) else f'is {word!r}'}"
-    return f"prompts of one {name} are alike (intraclass correlation {correlation:.2f}): {then}"
+    notes: list[list[str]] = [[] for _ in layers]
+    for name, correlation in _similar(claim, samples, contents.sources).items():
+        clustered = replace(contents.sources, cluster=name)
+        clusters = clustered.count(samples[0][1].prompts)
+        judged = _results(claim, samples, clustered, len(layers))
+        for of_layer, result in zip(notes, judged, strict=True):
+            word = _overall(result)
+            then = f"counted as clusters it {word if word in (HOLDS, FAILS) else f'is {word!r}'}"
+            if clusters < MINIMUM:  # so few groups are no sample of others
+                then = f"the verdict is about these {clusters} only"
+            correlated = f"(intraclass correlation {correlation:.2f})"
+            of_layer.append(f"prompts of one {name} are alike {correlated}: {then}")
+    return [
+        verdict(_overall(one), _reason(claim, one), layer, results=one, notes=tuple(of_layer))
+        for layer, one, of_layer in zip(layers, results, notes, strict=True)
+    ]
 
 
 def _results(
@@ -236,14 +221,11 @@ def _similar(
     claim: Claim, samples: Sequence[tuple[Matrix | None, Matrix]], sources: ResamplingUnits
 ) -> dict[str, float]:
     """Metadata columns whose prompts are alike, with the largest intraclass correlation."""
-    by_line = [
-        sources.of(line.cluster).similar(b.x if a is None else b.x - line.factor * a.x, b.prompts)
-        for line, (a, b) in zip(claim.lines, samples, strict=True)
-    ]
-    pairs = sorted(
-        itertools.chain.from_iterable(one.items() for one in by_line), key=lambda p: p[1]
-    )
-    return dict(pairs)  # of one name the last, which is the largest
+    pairs: list[tuple[str, float]] = []
+    for line, (a, b) in zip(claim.lines, samples, strict=True):
+        x = b.x if a is None else b.x - line.factor * a.x
+        pairs += sources.of(line.cluster).similar(x, b.prompts).items()
+    return dict(sorted(pairs, key=lambda pair: pair[1]))  # of one name the largest is the last
 
 
 def _overall(results: Sequence[Result]) -> str:
