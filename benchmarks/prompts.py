@@ -65,13 +65,13 @@ def insertions(samples: list, kind: str, by: str) -> None:
     )
 
 
-def large_vocabulary(size: int = 151_643) -> PreTrainedTokenizerFast:
+def large_vocabulary() -> PreTrainedTokenizerFast:
     """As many byte-level pieces as a large model has; only reading and classifying use it."""
     words = [*word_list("noun"), *word_list("verb"), *word_list("adjective")]
     letters = made_tokenizers.pre_tokenizers.ByteLevel.alphabet()
     pieces = [*sorted(letters), *(f"Ġ{word}" for word in words)]
     pieces += (f"{space}{a}{b}" for space in ("", "Ġ") for a in words for b in words)
-    tokenizer = Tokenizer(models.WordLevel({p: n for n, p in enumerate(islice(pieces, size))}))
+    tokenizer = Tokenizer(models.WordLevel({p: n for n, p in enumerate(islice(pieces, 151_643))}))
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 

@@ -34,9 +34,9 @@ class Build:
 
         self.families, self.means = families, means
 
-    def mean(self, x, cluster=None, within=(-np.inf, np.inf)):
+    def mean(self, x, cluster=None):
         """Low, high and p of the mean of each column."""
-        tested = self.means.one_sample(x, cluster=cluster, within=within)
+        tested = self.means.one_sample(x, cluster=cluster)
         return (*tested.interval(), tested.two_sided())
 
     def ratio(self, a, b):

@@ -53,9 +53,9 @@ def model_folder(
     return family
 
 
-def write_prompts(folder: Path, records: list[dict[str, Any]], name: str = "prompts.jsonl") -> Path:
+def write_prompts(folder: Path, records: list[dict[str, Any]]) -> Path:
     """A file of records."""
     folder.mkdir(exist_ok=True)
-    path = folder / name
+    path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in records))
     return path

@@ -19,8 +19,8 @@ from itertools import pairwise
 from typing import Any
 
 from attnscope.errors import AttnscopeError, AttnscopeWarning, InputError
-from attnscope.experiment.boxes import boxes_of, targets_of
 from attnscope.experiment.batching import PADDING, by_length, default_tokens, kind_of
+from attnscope.experiment.boxes import boxes_of, targets_of
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_info import ModelInfo, check_numbers, model_info
 from attnscope.experiment.picture_writer import PictureWriter

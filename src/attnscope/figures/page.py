@@ -48,9 +48,10 @@ def templates(*folders: Path) -> Environment:
     return environment
 
 
-def theme_css(theme: Theme = PUBLISHED) -> str:
+def theme_css() -> str:
     """The colours of all pages as CSS variables, light and dark."""
-    colours = {"ink": theme.inks, "faint": theme.faints, "paper": theme.papers} | COLOURS
+    of_text = {"ink": PUBLISHED.inks, "faint": PUBLISHED.faints, "paper": PUBLISHED.papers}
+    colours = of_text | COLOURS
     light, dark = (
         "; ".join(f"--{name}: {both[n]}" for name, both in colours.items()) for n in (0, 1)
     )
@@ -60,13 +61,10 @@ def theme_css(theme: Theme = PUBLISHED) -> str:
     )
 
 
-def chart_colours(theme: Theme = PUBLISHED) -> dict[str, Any]:
+def chart_colours() -> dict[str, Any]:
     """What the charts of the live page take from a theme."""
-    return {
-        **_on_page(theme),
-        "sides": [theme.without, theme.filled],
-        "shade": STRONGEST,
-    }
+    sides = [PUBLISHED.without, PUBLISHED.filled]
+    return {**_on_page(PUBLISHED), "sides": sides, "shade": STRONGEST}
 
 
 def script_json(value: Any) -> str:

@@ -17,11 +17,10 @@ def summary(
     prompts: pl.DataFrame | None = None,
     cluster: str | None = None,
     strata: str | None = None,
-    level: float = 0.95,
     within: Range = ANY,
 ) -> pl.DataFrame:
-    """One row per combination of `by`: mean over prompts, its interval (low, high), how many
-    prompts have a value (n), and how many units they are.
+    """One row per combination of `by`: mean over prompts, its 95 % interval (low, high), how
+    many prompts have a value (n), and how many units they are.
 
     low and high are null for fewer than 6 informative units. `prompts`, `cluster` and `strata` are
     as in `compare`. `within` are the possible values (`tables.possible`): an interval ends there.
@@ -29,7 +28,7 @@ def summary(
     table = matrix(values, by)
     labels = ResamplingUnits(prompts, cluster, strata).labels(table.prompts)
     tested = one_sample(table.x, **labels, within=within)
-    low, high = tested.interval(level)
+    low, high = tested.interval()
     known = {"mean": tested.estimate, "low": low, "high": high}
     return table.columns.with_columns(
         *(pl.Series(name, figure).fill_nan(None) for name, figure in known.items()),

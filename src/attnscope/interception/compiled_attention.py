@@ -138,7 +138,9 @@ def _attend(
         )
     options = {"scaling": scale, "softcap": softcap, "s_aux": sinks, "is_causal": causal}
     given = {name: value for name, value in options.items() if value is not None}
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_of(module))  # the block's
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(
+        implementation, eager_of(module)
+    )  # the block's
     output: Tensor = function(module, q, k, v, mask, **given)[0]
     return output.contiguous()
 

@@ -21,11 +21,11 @@ class Sample:
     """The pictures of the prompt, in the order of their marks, as the source has them: paths, bytes
     or base64."""
 
-    def answered(self, separator: str = "\n") -> Prompt:
+    def answered(self) -> Prompt:
         """The prompt with its answer written under it, in the region `answer`: to train on."""
         if self.answer is None:
             raise InputError("this sample has no answer; its source gave none", code="no-answer")
-        return join([(None, self.prompt), (None, separator), ("answer", self.answer)])
+        return join([(None, self.prompt), (None, "\n"), ("answer", self.answer)])
 
 
 def compose(system: str | None, body: Prompt) -> Prompt:

@@ -33,9 +33,7 @@ def holm(p: ArrayLike) -> Floats:
     return adjusted
 
 
-def romano_wolf(
-    contrast: Contrast, family: ArrayLike, *, resamples: int = 2_000, seed: int = 0
-) -> Floats:
+def romano_wolf(contrast: Contrast, family: ArrayLike, *, resamples: int = 2_000) -> Floats:
     """Family-wise p of `b - a` in each column: the step-down maximum of bootstrapped t (Romano and
     Wolf 2005), for either sign. Heads whose prompts show no tail borrow it from the others of their
     family, and similar heads count less. Holm for independent groups, and where most prompts share
@@ -45,7 +43,7 @@ def romano_wolf(
     adjusted = np.full(p.shape, np.nan)
     counted = tested.counted | (tested.error == 0)
     rows = len(contrast.second.parts)
-    weights = np.random.default_rng(seed).multinomial(rows, np.full(rows, 1 / rows), resamples)
+    weights = np.random.default_rng(0).multinomial(rows, np.full(rows, 1 / rows), resamples)
     for number in np.unique(family):
         some = np.flatnonzero((family == number) & ~np.isnan(p))
         if not contrast.paired or (counted & (p < 1))[some].any():  # columns that have no t

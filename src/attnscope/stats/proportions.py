@@ -50,9 +50,9 @@ def _ends(cells: Floats, n: int, z: Floats) -> tuple[Floats, Floats]:
     return np.maximum(difference - down, -1.0), np.minimum(difference + up, 1.0)
 
 
-def wilson(values: Floats, level: float = 0.95) -> tuple[float, float]:
-    """The interval of a share: of the mean of values 0 and 1."""
-    low, high = _wilson(np.array([values.mean()]), len(values), stats.norm.isf((1 - level) / 2))
+def wilson(values: Floats) -> tuple[float, float]:
+    """The 95 % interval of a share: of the mean of values 0 and 1."""
+    low, high = _wilson(np.array([values.mean()]), len(values), stats.norm.isf(0.025))
     return max(float(low[0]), 0.0), min(float(high[0]), 1.0)
 
 

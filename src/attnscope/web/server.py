@@ -64,10 +64,9 @@ def create(
     device: str | None = None,
     dtype: str = "auto",
     longest: int = LONGEST,
-    capacity: int = 8,
 ) -> Any:
     """Make the application: it shows the runs in `folder` and offers the zoo and `models`."""
-    queue, cache = Queue(capacity), ModelCache(models, device, dtype)
+    queue, cache = Queue(), ModelCache(models, device, dtype)
     views, runs = ViewCache(), Runs(folder)
 
     @asynccontextmanager

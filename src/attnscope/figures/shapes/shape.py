@@ -198,10 +198,10 @@ def names_in(frame: pl.DataFrame, column: str) -> list[Any]:
     return frame[column].unique(maintain_order=True).to_list()
 
 
-def one_per(frame: pl.DataFrame, column: str, most: int = 12) -> str:
+def one_per(frame: pl.DataFrame, column: str) -> str:
     """`for each model (a, b)`; `for each of a and b` for a column without a meaning of its own."""
     names = [FORMS.get(column, "{}").format(name) for name in names_in(frame, column)]
-    names = [*names[:most], f"{len(names) - most} more"] if len(names) > most else names
+    names = [*names[:12], f"{len(names) - 12} more"] if len(names) > 12 else names
     separator = "; " if any("," in name for name in names) else ", "
     if column in ("panel", "series", "item"):
         return f"for each of {join(names, separator=separator)}"
