@@ -6,8 +6,10 @@ is there whole or not at all, as object stores promise; locks there are none.
 
 import errno
 import os
+import platform
 import re
 import stat
+import threading
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +18,8 @@ from attnscope.errors import InputError, missing_package
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # two letters: C:/ is a disk
 _ON_THIS_MACHINE = ("file", "local")
+UNFINISHED = ".attnscope.part"
+"""How the names of files end while they are written."""
 
 
 def to_path(where: str | Path) -> Path:
@@ -70,3 +74,22 @@ def read_file(path: Path, most: int, *, links: bool = False) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
     return content
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """A file, whole or not at all: written under another name, then renamed."""
+    if is_remote(path):
+        try:
+            path.write_bytes(content)  # an object store has it whole or not at all
+        except Exception as error:  # every store has errors of its own
+            raise OSError(errno.EREMOTEIO, f"{path}: {error}") from error
+        return
+    # No two write to one temporary file.
+    writer = f"{platform.node()[:32]}-{os.getpid()}-{threading.get_ident()}"
+    temporary = path.with_name(f"{path.name}.{writer}{UNFINISHED}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

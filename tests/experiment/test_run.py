@@ -377,7 +377,7 @@ def test_a_disk_that_refuses_loses_nothing(small, tmp_path, monkeypatch, number,
         replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("attnscope.run.writer.os.replace", sometimes)
+        patch.setattr("attnscope.paths.os.replace", sometimes)
         with raises(InputError, code, errno=number):
             run(small(), tmp_path / "run")
     indices = [json.loads(path.read_text()) for path in (tmp_path / "run").glob("cells/*.json")]

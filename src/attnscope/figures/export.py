@@ -3,9 +3,7 @@
 Each file is written under a temporary name and then renamed, so that no file is incomplete.
 """
 
-import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from attnscope.errors import InputError, unknown
 from attnscope.figures.drawing import Drawing
 from attnscope.figures.page import page
 from attnscope.figures.text_format import inline, no_formula
+from attnscope.paths import write_file
 
 
 def png(figure: Drawing, scale: float = 2.0) -> bytes:
@@ -65,18 +64,10 @@ FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file atomically: under a temporary name in the same folder, then renamed."""
+    """Write a file, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_file(path, content)
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror}; choose another folder with --out, or check "

@@ -12,9 +12,6 @@ import errno
 import hashlib
 import io
 import json
-import os
-import platform
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.paths import is_remote, read_file
+from attnscope.paths import UNFINISHED, read_file, write_file
 from attnscope.run.layout import (
     FORMAT,
     IMAGE_TOKENS,
@@ -44,8 +41,6 @@ from attnscope.run.store import refuse_other_formats
 from attnscope.spec.claims import Claim, to_yaml
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.experiment_yaml import experiment_to_yaml, read_experiment
-
-_TEMPORARY = ".attnscope.part"
 
 
 @contextmanager
@@ -106,7 +101,7 @@ class Directory:
     def _clear(self) -> None:
         """Delete temporary files of interrupted writes; no other process may be writing."""
         for folder in (self.folder, self.folder / "cells"):
-            for path in folder.glob(f"*{_TEMPORARY}"):
+            for path in folder.glob(f"*{UNFINISHED}"):
                 path.unlink(missing_ok=True)
 
     def locked_alone(self) -> AbstractContextManager[None]:
@@ -296,18 +291,9 @@ class Directory:
         path = self.folder / name
         if _holds(path, content):
             return
-        if is_remote(path):
-            _put(path, content)
-            return
-        # No two write to one temporary file.
-        writer = f"{platform.node()[:32]}-{os.getpid()}-{threading.get_ident()}"
-        temporary = path.with_name(f"{path.name}.{writer}{_TEMPORARY}")
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-            os.replace(temporary, path)
+            write_file(path, content)
         except OSError:
-            temporary.unlink(missing_ok=True)
             if not _holds(path, content):  # otherwise another process wrote the same
                 raise
 
@@ -345,14 +331,6 @@ def _parquet(frame: pl.DataFrame) -> bytes:
     buffer = io.BytesIO()
     frame.rechunk().write_parquet(buffer, compression="lz4", statistics=False)
     return buffer.getvalue()
-
-
-def _put(path: Path, content: bytes) -> None:
-    """To an object store, which has it whole or not at all."""
-    try:
-        path.write_bytes(content)
-    except Exception as error:  # every store has errors of its own
-        raise OSError(errno.EREMOTEIO, f"{path}: {error}") from error
 
 
 def _holds(path: Path, content: bytes) -> bool:
@@ -401,7 +379,7 @@ def _inside(folder: Path) -> list[Path]:
 def _may_precede_a_run(path: Path) -> bool:
     """What may be there before the first file is: the rest of an interrupted beginning."""
     return (
-        path.name.endswith(_TEMPORARY)
+        path.name.endswith(UNFINISHED)
         or path.name.startswith("prompts.")
         or (path.name == "cells" and path.is_dir() and not _inside(path))
     )

@@ -239,11 +239,7 @@ def _class_set(table: pl.DataFrame, quantity: Quantity) -> pl.DataFrame:
     if not sets:
         return table
     names = {name: set(rows["item"]) for (name,), rows in table.group_by("classes")}
-    chosen = [
-        name
-        for name in sets
-        if quantity.classes in (None, name) and set(quantity.cls) <= names[name]
-    ]
+    chosen = [n for n in sets if quantity.classes in (None, n) and set(quantity.cls) <= names[n]]
     if len(chosen) == 1:
         return table.filter(pl.col("classes") == chosen[0])
     if not chosen:

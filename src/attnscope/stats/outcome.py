@@ -69,13 +69,13 @@ def decide(line: Line, b: Matrix, contrast: Contrast, alpha: float) -> list[Resu
     if line.scope.kind in COUNTS:
         return [_count(line, b, contrast, alpha, spoilt)]
     rows = _rows(line, contrast, alpha)
-    for at, result in enumerate(rows):
+    for at in np.flatnonzero(missing):
         note = f"no value in {missing[at]} of {len(b.x)} prompts"
         if spoilt[at]:
             nothing: dict[str, Any] = {"word": CANNOT_TELL, "low": None, "high": None, "p": None}
-            rows[at] = replace(result, note=f"{note}, more than 1 in {ONE_IN}", **nothing)
-        elif missing[at]:
-            rows[at] = replace(result, note="; ".join(filter(None, (note, result.note))))
+            rows[at] = replace(rows[at], note=f"{note}, more than 1 in {ONE_IN}", **nothing)
+        else:
+            rows[at] = replace(rows[at], note="; ".join(filter(None, (note, rows[at].note))))
     return rows
 
 
@@ -210,9 +210,9 @@ def _count(
     elif spoilt.any():
         note = f"{int(spoilt.sum())} of {rows} have no value in more than 1 in {ONE_IN} prompts"
     order = np.argsort(np.nan_to_num(supports, nan=1.0), kind="stable")
-    order = order[:low] if word != OPEN else order[(beyond & ~spoilt)[order]]
-    order = order[:NAMED]
-    names = [_name(*b.columns.select("layer", "head").row(int(at))) for at in order]
+    order = (order[:low] if word != OPEN else order[(beyond & ~spoilt)[order]])[:NAMED]
+    columns = [b.columns.select("layer", "head").row(int(at)) for at in order]
+    names = [f"layer {layer}" if head is None else f"{layer}.{head}" for layer, head in columns]
     return Result(
         kind=line.scope.kind,
         word=word,
@@ -243,7 +243,3 @@ def _votes(line: Line, contrast: Contrast) -> tuple[Floats, Floats, NDArray[np.b
         outside = np.fmax(outside, np.where(contrast.first.mean > 0, above, 1.0))
     inside = (low.estimate >= 0) & (high.estimate <= 0)
     return np.maximum(low.more(), high.less()), outside, inside
-
-
-def _name(layer: int, head: int | None) -> str:
-    return f"layer {layer}" if head is None else f"{layer}.{head}"

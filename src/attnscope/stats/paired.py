@@ -72,15 +72,7 @@ def compare(
 
     docs/statistics.md describes the columns.
     """
-    if over not in OVER:
-        raise unknown("comparison over", over, OVER)
-    if not 0 < level < 1:
-        raise InputError(
-            f"level={level!r} is out of range; allowed: between 0 and 1, for example 0.95",
-            code="out-of-range",
-            name="level",
-            value=level,
-        )
+    _check(over, level)
     sources = ResamplingUnits(prompts, cluster, strata)
     known = values.lazy().select(pl.col(over).drop_nulls().unique(maintain_order=True)).collect()
     chosen = pairs_of(known[over].to_list(), over, pair)
@@ -102,6 +94,18 @@ def compare(
         _note(list(dict.fromkeys(warnings))),
     )
     return _in_order(table, chosen, by)
+
+
+def _check(over: str, level: float) -> None:
+    if over not in OVER:
+        raise unknown("comparison over", over, OVER)
+    if not 0 < level < 1:
+        raise InputError(
+            f"level={level!r} is out of range; allowed: between 0 and 1, for example 0.95",
+            code="out-of-range",
+            name="level",
+            value=level,
+        )
 
 
 def _corrected(table: pl.DataFrame, pairs: int) -> pl.DataFrame:

@@ -52,7 +52,7 @@ def _ends(cells: Floats, n: int, z: Floats) -> tuple[Floats, Floats]:
 
 def wilson(values: Floats) -> tuple[float, float]:
     """The 95 % interval of a share: of the mean of values 0 and 1."""
-    low, high = _wilson(np.array([values.mean()]), len(values), stats.norm.isf(0.025))
+    low, high = _wilson(np.array([values.mean()]), len(values), stats.norm.isf((1 - 0.95) / 2))
     return max(float(low[0]), 0.0), min(float(high[0]), 1.0)
 
 

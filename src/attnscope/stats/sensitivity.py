@@ -120,9 +120,8 @@ def _options(
     rows = table.filter(pl.col("measure").is_in([q.measure for q in spikes]))
     default = [(q.cls or (COLUMNS[q.measure].default,))[0] for q in spikes[:1]] or [None]
     options["spikes"] = [*default, *present("item", rows)]
-    return {name: list(dict.fromkeys(some)) for name, some in options.items()} | {
-        "numbers": list(NUMBERS)
-    }
+    options["numbers"] = list(NUMBERS)
+    return {name: list(dict.fromkeys(some)) for name, some in options.items()}
 
 
 def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
@@ -130,8 +129,7 @@ def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
     varied = claim.lines[0].left.selector
 
     def quantity(old: Quantity) -> Quantity:
-        named = ("queries", "keys", "classes")
-        fields: dict[str, Any] = {n: chosen[n] for n in named if n in changed}
+        fields = {n: chosen[n] for n in ("queries", "keys", "classes") if n in changed}
         if "normalise" in changed and old.measure == "mass":
             fields["scale"] = chosen["normalise"]
         if COLUMNS[old.measure].items:
@@ -143,9 +141,8 @@ def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
     lines = []
     for line in claim.lines:
         right = None if line.right is None else quantity(line.right)
-        lines.append(
-            asking(replace(line, left=quantity(line.left), right=right), chosen["numbers"])
-        )
+        line = asking(line, chosen["numbers"])
+        lines.append(replace(line, left=quantity(line.left), right=right))
     return Claim(claim.name, tuple(lines))
 
 
@@ -155,21 +152,19 @@ def asking(line: Line, how: str) -> Line:
     if how == NUMBERS[0]:
         return line
     by = 0.5 if how == "lenient" else 2.0
-    scope = line.scope
-    if scope.least == "most":
-        scope = replace(scope, share=1 / 3 if by < 1 else 2 / 3)
+    if line.scope.least == "most":
+        line = replace(line, scope=replace(line.scope, share=1 / 3 if by < 1 else 2 / 3))
     if line.bounds is not None:
         middle = sum(line.bounds) / 2
         width = (line.bounds[1] - line.bounds[0]) / 2 / by
-        return replace(line, bounds=(middle - width, middle + width), scope=scope)
+        return replace(line, bounds=(middle - width, middle + width))
     if line.right is not None:
-        factor = 1 + by * (line.factor - 1)
-        return replace(line, factor=factor, offset=by * line.offset, scope=scope)
+        return replace(line, factor=1 + by * (line.factor - 1), offset=by * line.offset)
     ends = possible(line.left.measure, line.left.scale)
     nearer = min(abs(line.offset - end) if math.isfinite(end) else math.inf for end in ends)
     step = 0.2 * (nearer if math.isfinite(nearer) else abs(line.offset))
     lower = (by < 1) == (line.relation == "more")
-    return replace(line, offset=line.offset + (-step if lower else step), scope=scope)
+    return replace(line, offset=line.offset + (-step if lower else step))
 
 
 def _row(verdict: Verdict, part: int) -> dict[str, Any]:
@@ -201,8 +196,7 @@ def _row(verdict: Verdict, part: int) -> dict[str, Any]:
 def _side(left: Quantity, right: Quantity) -> str:
     """The right side in short: what differs from the left."""
     for name in ("model", "condition", "cls", "layer", "keys", "queries"):
-        if getattr(left, name) != getattr(right, name):
-            value = getattr(right, name)
+        if (value := getattr(right, name)) != getattr(left, name):
             return "+".join(value) if isinstance(value, tuple) else f"{value}"
     return right.measure
 

@@ -7,13 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from attnscope.spec.claims import Claim, Line, Quantity
-from attnscope.stats.outcome import (
-    CANNOT_TELL,
-    COUNTS,
-    Result,
-    none_of,
-    word_of,
-)
+from attnscope.stats.outcome import CANNOT_TELL, COUNTS, Result, none_of, word_of
 
 Names = Callable[[Quantity], tuple[str, str]]
 """From a quantity to the names of its model and condition."""
@@ -42,25 +36,20 @@ def _limit(line: Line, other: str) -> str:
     if not other:
         return f"{word} {line.offset:g}"
     factor = "" if line.factor == 1 else f"{line.factor:g} times "
-    offset = (
-        f" {'plus' if line.offset > 0 else 'minus'} {abs(line.offset):g}" if line.offset else ""
-    )
-    return f"{word} {factor}{other}{offset}"
+    offset = f" {'plus' if line.offset > 0 else 'minus'} {abs(line.offset):g}"
+    return f"{word} {factor}{other}{offset if line.offset else ''}"
 
 
 def _scope(line: Line) -> str:
-    scope = line.scope
-    layers = ""
+    scope, layers = line.scope, ""
     if scope.layers is not None:
         many = "s" if len(scope.layers) > 1 else ""
         layers = f"layer{many} {', '.join(map(str, scope.layers))}"
     if scope.kind in ("mean", "each"):
         return f" in {layers}" if layers and scope.kind == "mean" else ""
     least = f"at least {scope.least}" if isinstance(scope.least, int) else scope.least
-    one = scope.least in (1, "every")
-    return (
-        f" in {least} {scope.kind[:-1] if one else scope.kind}{f' of {layers}' if layers else ''}"
-    )
+    kind = scope.kind[:-1] if scope.least in (1, "every") else scope.kind
+    return f" in {least} {kind}{f' of {layers}' if layers else ''}"
 
 
 def _quantity(quantity: Quantity, names: Names) -> str:
@@ -83,11 +72,8 @@ _PREPOSITIONS = {"model": "of", "condition": "with", "keys": "on", "cls": "of", 
 
 def _other(left: Quantity, right: Quantity, names: Names) -> str:
     """The right side; "that of …" if it differs in one thing only."""
-    differing = [
-        field.name
-        for field in fields(Quantity)
-        if getattr(left, field.name) != getattr(right, field.name)
-    ]
+    names_of = [field.name for field in fields(Quantity)]
+    differing = [name for name in names_of if getattr(left, name) != getattr(right, name)]
     if differing == ["measure"]:
         return right.measure
     if len(differing) != 1:
@@ -116,7 +102,7 @@ def result_sentence(line: Line, result: Result) -> str:
         f"{result.estimate:.0f} of {result.rows} {result.kind} beyond, shown in "
         f"{cells['interval']}, needed {cells['needed']}, {size}"
     )
-    return "; ".join([text, *([heads_text(result)] if result.heads else [])]) + note
+    return "; ".join(filter(None, (text, heads_text(result)))) + note
 
 
 def heads_text(result: Result) -> str:
@@ -176,8 +162,7 @@ def _ends(
     """The printed ends of an interval, and their decimals."""
     if result.kind in COUNTS:
         return low, high, 0
-    none = none_of(line, result.kind)
-    none = 0.0 if none is not None else None  # as printed
+    none = None if none_of(line, result.kind) is None else 0.0  # as printed
     width = high - low
     if math.isinf(width):
         width = max((abs(end) for end in (low, high) if math.isfinite(end)), default=1.0)
