@@ -28,6 +28,9 @@ SCOPE = (
 )
 
 
+DECLARED = ("measures.measure.Measure", "figures.figure.Figure", "recipes.recipe.Recipe")
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the recipes, the decisions and the notebooks into the navigation."""
     folders = {"Recipes and papers": "recipes", "Decisions": "decisions"}
@@ -51,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/cli.md": command_line(),
         "reference/errors.md": errors(),
         "reference/api.md": interface(),
+        "reference/declarations.md": declarations(),
         "reference/scope.md": "# Scope\n" + SCOPE.replace("(concepts.md)", "(../concepts.md)"),
     }
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
@@ -80,6 +84,15 @@ def interface() -> str:
 
     names = sorted((name for name in _MODULES if name != "Scope"), key=str.swapcase)
     return "# Python\n" + "".join(f"::: {_MODULES[name]}.{name}\n\n" for name in names)
+
+
+def declarations() -> str:
+    """The fields of a measure, a figure and a recipe, from their docstrings."""
+    options = (
+        "    options:\n      members: true\n      filters: ['!^_']\n      members_order: source\n"
+    )
+    text = "# Declarations\n[Adding to attnscope](../extending.md) shows how to write them.\n\n"
+    return text + "\n".join(f"::: attnscope.{name}\n{options}" for name in DECLARED)
 
 
 def command_line() -> str:
@@ -135,16 +148,51 @@ def errors() -> str:
 def _raised(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
     """Code, class and message of every error that a module makes with its code as a literal."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func).rpartition(".")[2]
-        codes = [word.value for word in node.keywords if word.arg == "code"]
-        if name == "unknown" and node.args:
-            yield f"unknown-{_slug(node.args[0])}", "InputError", ""
-        for code in codes:
-            if isinstance(code, ast.Constant) and isinstance(code.value, str):
-                kind = name if name.endswith(("Error", "Warning")) else "AttnscopeError"
-                yield code.value, kind, _message(node.args[0]) if node.args else ""
+        if isinstance(node, ast.Call):
+            yield from _of_call(node)
+        elif isinstance(node, ast.ClassDef):
+            for line in node.body:
+                for code in _assigned(line):
+                    yield code, node.name, _message(ast.Constant(ast.get_docstring(node) or ""))
+        elif isinstance(node, ast.FunctionDef):
+            for line in ast.walk(node):
+                yield from ((code, "AttnscopeError", "") for code in _assigned(line))
+        elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and _codes(node.elts[0]):
+            first, second = node.elts  # a code and its message, in a table
+            if "-" in (code := _codes(first)[0]) and " " in (message := _message(second)):
+                yield code, "AttnscopeError", message
+        elif isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            for value in (v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "code"):
+                yield from ((code, "AttnscopeError", "") for code in _codes(value))
+
+
+def _of_call(node: ast.Call) -> Iterator[tuple[str, str, str]]:
+    name = ast.unparse(node.func).rpartition(".")[2]
+    if name == "unknown" and node.args:
+        yield f"unknown-{_slug(node.args[0])}", "InputError", ""
+    kind = name if name.endswith(("Error", "Warning")) else "AttnscopeError"
+    for value in (word.value for word in node.keywords if word.arg == "code"):
+        for code in _codes(value):
+            yield code, kind, _message(node.args[0]) if node.args else ""
+    if name == "bad_path" and len(node.args) > 2:
+        for code in _codes(node.args[2]):
+            yield code, "ModelError", "… " + _message(node.args[1])
+
+
+def _assigned(line: ast.AST) -> list[str]:
+    """The codes of a line `code = …`."""
+    named = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "code"
+    return _codes(line.value) if named and isinstance(line, ast.Assign) else []
+
+
+def _codes(node: ast.expr) -> list[str]:
+    """The codes in an expression: one, or those of `… if … else …`."""
+    if isinstance(node, ast.IfExp):
+        return _codes(node.body) + _codes(node.orelse)
+    literal = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    text = str(node.value) if literal and isinstance(node, ast.Constant) else ""
+    return [text] if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", text) else []
 
 
 def _slug(node: ast.expr) -> str:
