@@ -22,6 +22,10 @@ Rows = Iterator[tuple[str, str, str, float, int]]
 PAGE = Path(__file__).parents[1] / "docs" / "error-rates.md"
 NUMBERS = (6, 12, 30, 100)
 E = np.exp
+COMPLETE = ("a mean of 0 called", "power")
+"""How the titles begin that the page has with every setting; of the others it has the worst."""
+LOW = ("coverage", "power", "most heads, found")
+"""How the titles begin where a smaller rate is worse."""
 IMPLIED = ("coverage of a mean", "a mean of 0 called, clusters")
 """Not in the table: the test and the interval agree, so one is 100 % minus the other."""
 
@@ -338,6 +342,25 @@ def table(rates: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def worst(rates: dict[str, Any]) -> str:
+    """Markdown: of each quantity the worst setting for every number of prompts or clusters."""
+    titles = list(dict.fromkeys(key.split("|")[0] for key in rates))
+    lines = ["| quantity: worst setting | sets | per cent (number of prompts or clusters) |"]
+    lines.append("| --- " * 3 + "|")
+    for title in (t for t in titles if t not in IMPLIED and not t.startswith(COMPLETE)):
+        keys = [key.split("|") for key in rates if key.split("|")[0] == title]
+        pick = min if title.startswith(LOW) else max
+        cells = []
+        for n in sorted({key[2] for key in keys}, key=int):
+            found = [rates["|".join(key)][0] for key in keys if key[2] == n]
+            cells.append(
+                f"{100 * pick((rate for rate in found if rate == rate), default=float('nan')):.1f} ({n})"
+            )
+        many = max(rates["|".join(key)][1] for key in keys)
+        lines.append(f"| {title} | {many:,} | {', '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def _error(rate: float, many: int) -> float:
     return sqrt(max(rate * (1 - rate), 0) / max(many, 1)) if rate == rate else 0.0
 
@@ -354,7 +377,8 @@ def main() -> None:
     if chosen.write:
         text, mark = PAGE.read_text(), "<!-- simulated rates -->\n"
         rates = json.loads(chosen.write.read_text())
-        PAGE.write_text(text[: text.index(mark)] + mark + table(rates))
+        few = {key: rate for key, rate in rates.items() if key.startswith(COMPLETE)}
+        PAGE.write_text(text[: text.index(mark)] + mark + table(few) + "\n" + worst(rates))
         return
     rates = simulate(chosen.only, chosen.sets, chosen.seed)
     if chosen.out:
