@@ -290,10 +290,20 @@ def check(name: str, recipes: list[str], prompts: int) -> Iterator[tuple[str, st
 
 
 def table(found: dict[str, dict[str, str]]) -> list[str]:
-    """A row for each statistic, a column for each model."""
-    cells = [[what, *(of[what] for of in found.values())] for what in next(iter(found.values()))]
-    head = ["| statistic | " + " | ".join(found) + " |", "| --- " * (len(found) + 1) + "|"]
-    return head + ["| " + " | ".join(row) + " |" for row in cells]
+    """A row for each recipe, a column for each model: the largest deviation, as a share of the
+    largest value."""
+
+    def share(text: str) -> float:
+        off, most = map(float, text.split(" of "))
+        return off / most
+
+    recipes = dict.fromkeys(what.partition(": ")[0] for what in next(iter(found.values())))
+    lines = ["| statistic | " + " | ".join(found) + " |", "| --- " * (len(found) + 1) + "|"]
+    for recipe in recipes:
+        few = ([text for what, text in of.items() if what.partition(": ")[0] == recipe]
+               for of in found.values())  # fmt: skip
+        lines.append(f"| {recipe} | {' | '.join(max(texts, key=share) for texts in few)} |")
+    return lines
 
 
 def main() -> None:
