@@ -353,9 +353,8 @@ def worst(rates: dict[str, Any]) -> str:
         cells = []
         for n in sorted({key[2] for key in keys}, key=int):
             found = [rates["|".join(key)][0] for key in keys if key[2] == n]
-            cells.append(
-                f"{100 * pick((rate for rate in found if rate == rate), default=float('nan')):.1f} ({n})"
-            )
+            rate = pick((rate for rate in found if rate == rate), default=float("nan"))
+            cells.append(f"{100 * rate:.1f} ({n})")
         many = max(rates["|".join(key)][1] for key in keys)
         lines.append(f"| {title} | {many:,} | {', '.join(cells)} |")
     return "\n".join([*lines, ""])

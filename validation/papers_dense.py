@@ -295,7 +295,7 @@ def table(found: dict[str, dict[str, str]]) -> list[str]:
 
     def share(text: str) -> float:
         off, most = map(float, text.split(" of "))
-        return off / most
+        return off / (most or 1)
 
     recipes = dict.fromkeys(what.partition(": ")[0] for what in next(iter(found.values())))
     lines = ["| statistic | " + " | ".join(found) + " |", "| --- " * (len(found) + 1) + "|"]
