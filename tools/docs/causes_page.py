@@ -19,8 +19,14 @@ HEAD = """# Causes
 Made by `tools/docs/causes.py`. Scores are shares of problems answered exactly; differences are \
 paired by problem, with 95 % intervals as in [statistics.md](statistics.md).
 """
-TASKS = {"math": "word problems", "direct": "the number alone", "spatial": "maps"}
-"""Names of folders to those of the page."""
+TASKS = {
+    "math-*": "word problems",
+    "direct-*": "the number alone",
+    "spatial-*": "maps",
+    "harness-*/generated": "lm-evaluation-harness, generated",
+    "harness-*/chosen": "lm-evaluation-harness, choices",
+}
+"""Folders of runs to the names of tasks on the page."""
 CLASSES = ("hash", "star", "whitespace")
 SWEEP = [
     "baseline",
@@ -40,7 +46,7 @@ def page(out: Path) -> None:
         _section("Does the attention on the maps matter for the answer?", _cuts(out)),
         _section("Does mass predict effect?", _heads(out)),
         _section("How much the settings matter", _sweeps(out)),
-        _section("lm-evaluation-harness", _harness_tables(out)),
+        _section("lm-evaluation-harness", _harness(out)),
         _section("Checked on these weights", _checks(out)),
     ]
     (DOCS / "causes.md").write_text("\n".join(part for part in parts if part), encoding="utf-8")
@@ -53,9 +59,9 @@ def _section(title: str, lines: list[str]) -> str:
 def _answers(out: Path) -> list[str]:
     """A row for every task and model. With "the number alone", the whole answer counts."""
     lines = ["| task | model | n | baseline | difference |", "| --- " * 5 + "|"]
-    for name, task in TASKS.items():
-        for file in sorted(out.glob(f"{name}-*/completions.parquet")):
-            label = file.parent.name.partition("-")[2]
+    for pattern, task in TASKS.items():
+        for file in sorted(out.glob(f"{pattern}/completions.parquet")):
+            label = file.relative_to(out).parts[0].partition("-")[2]
             base, *others = score_table(open_run(file.parent)).iter_rows(named=True)
             changes = "; ".join(f"{row['condition']} {_change(row)}" for row in others)
             lines.append(
@@ -110,8 +116,8 @@ def _cuts(out: Path) -> list[str]:
     lines += [
         "",
         f"Without this attention the right answer becomes less likely (whole interval below 0) in "
-        f"{len(lost)} of {count} cases ({'; '.join(lost) or 'none'}), and by more than without as "
-        f"many others in {len(more)} ({'; '.join(more) or 'none'}).",
+        f"{len(lost)} of {count} cases, and by more than without as many others in {len(more)} "
+        f"({'; '.join(more) or 'none'}).",
     ]
     return lines if files else []
 
@@ -189,33 +195,14 @@ def _sweeps(out: Path) -> list[str]:
     return lines
 
 
-def _harness_tables(out: Path) -> list[str]:
-    lines = [
-        "Our own task files (YAML and JSONL): `generated`, whose completions are generated in the "
-        "chat template, and `chosen`, whose choices are compared by likelihood. Entropy and "
-        "first-token mass are of the last prompt token's attention, mean over layers, heads and "
-        "documents.\n",
-        "| model | task | condition | n | score | difference | 95 % | entropy | first token |",
-        "| --- " * 9 + "|",
-    ]
+def _harness(out: Path) -> list[str]:
+    """Completions and choices against those of `attnscope evaluate` and of single passes."""
+    lines = []
     folders = sorted(file.parent for file in out.glob("harness-*/check.json"))
-    for folder in folders:
-        label = folder.name.removeprefix("harness-")
-        for name in ("generated", "chosen"):
-            if not (folder / name / "completions.parquet").is_file():
-                continue
-            for row in score_table(open_run(folder / name)).iter_rows(named=True):
-                reach = "" if row["low"] is None else f"{row['low']:+.3f} … {row['high']:+.3f}"
-                change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
-                lines.append(
-                    f"| {label} | {name} | {row['condition']} | {row['problems']} | "
-                    f"{row['score']:.3f} | {change} | {reach} | {row['entropy']:.3f} | "
-                    f"{row['first_token']:.3f} |"
-                )
     for folder in folders:
         results = json.loads((folder / "check.json").read_text())
         lines.append(
-            f"\n{folder.name.removeprefix('harness-')}: of {results['answers']} generated answers "
+            f"{folder.name.removeprefix('harness-')}: of {results['answers']} generated answers "
             f"{results['same answers']} are those of `attnscope evaluate` on the same problems and "
             f"{results['same scores']} are judged as there."
         )
@@ -226,7 +213,7 @@ def _harness_tables(out: Path) -> list[str]:
                 "forward pass after the other, whose log-likelihoods differ by "
                 f"{results['largest difference']:.1e} at most."
             )
-    return lines if folders else []
+    return lines
 
 
 def _heads_lines(label: str, rows: pl.DataFrame) -> list[str]:

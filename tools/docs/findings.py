@@ -31,8 +31,7 @@ from pages import put
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 PAIR = "token-types"
 MODELS = ("smollm2", "qwen-0.5b", "math-qwen2", "chat-llama", "chat-gemma3")
-PAIRS = ("smollm2-smollm2-phys", "spatial-base-spatial-phys")
-"""Labels of `--model` and folders of `--pair`, in the order of the page."""
+"""Labels of `--model`, in the order of the page."""
 MANY = 6
 """Notes on more verdicts name their claims only."""
 Models = dict[str, str]
@@ -94,20 +93,6 @@ def overview(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) ->
     return lines
 
 
-def by_layer(found: dict[tuple[str, str], list[Verdict]], columns: list[str]) -> list[str]:
-    """Claims in each layer × pairs."""
-    lines = [f"| claim, layer | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
-    cells: dict[str, dict[str, str]] = {}
-    for where in columns:
-        for (_, folder), some in found.items():
-            for v in some if folder == where else []:
-                text = f"**{v.verdict}** {numbers(v.lines[0], v.results[0])}"
-                cells.setdefault(f"{v.claim}, {v.layer}", {})[where] = text
-    for name, row in cells.items():
-        lines.append(f"| {name} | {' | '.join(row.get(where, '–') for where in columns)} |")
-    return lines
-
-
 def notes(found: dict[tuple[str, str], list[Verdict]]) -> list[str]:
     """What limits the verdicts: similar prompts, skewness."""
     texts: dict[str, list[str]] = {}
@@ -130,7 +115,6 @@ def write(out: Path) -> None:
     found = verdicts(out)
     columns = [name for name in MODELS if any(where == name for _, where in found)]
     put("verdicts", overview(found, columns), PAGE)
-    put("pairs", by_layer(found, [w for w in PAIRS if any(where == w for _, where in found)]), PAGE)
     put("notes", notes(found), PAGE)
 
 
