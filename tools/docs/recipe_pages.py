@@ -50,9 +50,13 @@ def column(run: Run, name: str) -> tuple[str, dict[str, str], dict[str, str]]:
     for verdict in judge_run(run, RECIPES[name].claims):
         where = "" if verdict.layer is None else f", layer {verdict.layer}"
         for line, result in zip(verdict.lines, verdict.results, strict=True):
-            needed = cells_of(line, result)["needed"]
-            text = f"{numbers(line, result)}, needed {needed}: **{result.word}**"
-            cells[f"{verdict.claim}{where}: `{short(line)}`"] = text
+            what, needed = short(line), cells_of(line, result)["needed"]
+            if line.scope.kind in COUNTS:  # so many of the heads of this model
+                what, needed = f"`{what}`", f", needed {needed}"
+            else:
+                what, needed = f"`{what}` {needed}", ""
+            text = f"{numbers(line, result)}{needed}: **{result.word}**"
+            cells[f"{verdict.claim}{where}: {what}"] = text
     n = max([one.n for one in found], default=run.cells["prompt"].n_unique())
     return f"{label}{f', seed {seed}' if seed else ''}, n = {n}", cells, published
 
