@@ -1,5 +1,7 @@
 """The recipes on pictures: run on the bundled model, drawn, and counted once more."""
 
+import json
+
 import numpy as np
 import polars as pl
 import pytest
@@ -111,7 +113,10 @@ def test_the_figure_shows_heads_chosen_in_other_prompts_and_the_box(runs: dict[s
     best = sorted(np.argsort(-others, kind="stable")[:4].tolist())
     panels = [f"layer {head // 6}, head {head % 6}" for head in best]
     assert figure.data["panel"].unique(maintain_order=True).to_list() == panels
-    assert "The outline is the box" in figure.caption
+    box = json.loads(opened.prompts.filter(prompt=1)["box"].item())
+    outline = dict(zip(("left", "top", "right", "bottom"), np.array(box) * 192, strict=True))
+    drawn = [data for data in figure.spec["datasets"].values() if len(data) == 1]
+    assert any(data[0] == pytest.approx(outline) for data in drawn if "left" in data[0])
     with pytest.raises(attnscope.errors.InputError) as error:
         draw(runs["image-tokens"], "image-map", maps="pointing")
     assert error.value.code == "not-measured"

@@ -92,9 +92,9 @@ loss; {log[0]["options"]["batch"]} pictures a step, AdamW; weights in bfloat16. 
 | --- | --- | --- | --- |
 {rows}
 
-**Its encoder was told the places.** The extra loss asks each patch for the place of its shape in \
-the picture. So that its attention finds shapes says less than it would of a model that had only \
-questions and answers.
+**Its encoder learned places from labels.** The extra loss asks each patch for the place of its \
+shape in the picture. So that its attention finds shapes says less than it would of a model that \
+had only questions and answers.
 
 **What it is not.** It knows pictures of flat shapes and the six questions above, and nothing \
 else. It is not LLaVA: it shares the architecture, not the size, the data or a pretrained part. \

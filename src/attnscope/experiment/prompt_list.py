@@ -142,11 +142,11 @@ def prompt_metadata(experiment: Experiment, samples: list[Sample]) -> Iterator[d
     if isinstance(experiment.prompts, RecordPrompts):
         layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
         in_prompt = {layout.fields.get(slot, slot) for slot in layout.slots}
-    asked = [(sample.prompt.text, repr(sample.images)) for sample in samples]
+    texts = [(sample.prompt.text, repr(sample.images)) for sample in samples]
     first: dict[tuple[str, str], int] = {}
-    for number, question in enumerate(asked):
+    for number, question in enumerate(texts):
         first.setdefault(question, number)
-    for sample, question in zip(samples, asked, strict=True):
+    for sample, question in zip(samples, texts, strict=True):
         again = {} if len(first) == len(samples) else {REPEATS: first[question]}
         yield again | {
             name: value for name, value in sample.metadata.items() if name not in in_prompt

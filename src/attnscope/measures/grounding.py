@@ -64,7 +64,7 @@ def _grounding(layer: Layer) -> Numbers:
     count = layer.sums.count.cpu().numpy()
     value = np.full((*received.shape[:2], len(COLUMNS)), np.nan)
     uniform = np.full((len(received), 1, len(COLUMNS)), np.nan)
-    for row, target in enumerate(layer.asked):
+    for row, target in enumerate(layer.question_targets):
         if target is None or count[row] == 0:
             continue
         tokens, box = target

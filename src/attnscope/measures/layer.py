@@ -246,7 +246,7 @@ class Layer:
         return self.sound
 
     @property
-    def asked(self) -> Sequence[Target | None]:
+    def question_targets(self) -> Sequence[Target | None]:
         """What the questions are about, for a measure that needs `box`."""
         assert self.targets is not None
         return self.targets
