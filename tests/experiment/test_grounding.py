@@ -32,6 +32,17 @@ def experiment_of(folder: Path, prompts: dict[str, Any], **keys: Any) -> Experim
     )
 
 
+def dense(model: Any, ids: torch.Tensor, pixels: torch.Tensor) -> Any:
+    """By layer [1, H, Q, K]: the weights of eager attention; tests share the model."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            return model(input_ids=ids, pixel_values=pixels, output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(before)
+
+
 def test_a_run_has_the_numbers_of_dense_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +56,6 @@ def test_a_run_has_the_numbers_of_dense_attention(
     opened = attnscope.open_run(tmp_path / "run")
     plan = make_plan(experiment)
     assert len({len(cell.tokens) for cell in plan.models[0].cells()}) > 1
-    family.model.set_attn_implementation("eager")
     for cell in plan.models[0].cells():
         box, task = plan.metadata[cell.prompt]["box"], plan.metadata[cell.prompt]["task"]
         rows = opened.values.filter(prompt=cell.prompt, condition=cell.condition)
@@ -57,12 +67,10 @@ def test_a_run_has_the_numbers_of_dense_attention(
         ids = torch.tensor(cell.tokens.ids)[None]
         images = plan.pictures.images(cell.prompt, cell.condition)
         pixels = family.processor.image_processor(images, return_tensors="pt")["pixel_values"]
-        with torch.no_grad():
-            passed = family.model(input_ids=ids, pixel_values=pixels, output_attentions=True)
         at = ids[0] == family.processor.image_token_id
         assert at.sum() == GRID**2
         regions = cell.tokens.mask("question")
-        for layer, weights in enumerate(passed.attentions):
+        for layer, weights in enumerate(dense(family.model, ids, pixels)):
             for queries, counted in (("last", slice(-1, None)), ("region:question", regions)):
                 of = weights[0][:, counted][..., at].double().mean(1).numpy()
                 one = rows.filter(queries=queries, layer=layer)
