@@ -11,6 +11,8 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import copy
+from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -18,14 +20,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+)
 from torch.utils._pytree import tree_leaves
 
 from attnscope.errors import AttnscopeWarning
 from attnscope.interception import patches
-from attnscope.interception.arguments import argument
 from attnscope.interception.compiled_attention import running, traced_masks
-from attnscope.interception.coverage import is_checked
+from attnscope.interception.coverage import check_graph, is_checked
+from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.hooks import RegisteredHook, current
 from attnscope.interception.pass_hooks import end_pass, start_pass
 
@@ -52,16 +58,9 @@ class _Graphs:
                 return function
         # Its own code object: graphs belong to code objects.
         own = FunctionType(_traced_pass.__code__.replace(), globals(), "compiled_pass")
-        backend, options = compilation.backend, {}
-        if getattr(backend, "compiler_name", None) == "inductor":
-            # A replayed CUDA graph does not run Python.
-            backend, options = "inductor", {**backend.config, "triton.cudagraphs": False}
+        backend = partial(_compile_graph, compilation.backend)
         function = torch.compile(
-            own,
-            backend=backend,
-            dynamic=compilation.dynamic,
-            fullgraph=True,
-            options=options or None,
+            own, backend=backend, dynamic=compilation.dynamic, fullgraph=True
         )
         self.functions.append((compilation, function))
         return function
@@ -75,6 +74,15 @@ def _traced_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     output = base.forward(*args, **kwargs)
     traced_masks.clear()
     return output
+
+
+def _compile_graph(backend: Any, graph: Any, inputs: Any) -> Any:
+    """Compile a graph with the user's backend."""
+    check_graph(graph, running.modules)
+    if getattr(backend, "compiler_name", "") == "inductor":
+        backend = copy(backend)
+        backend.config = {**backend.config, "triton.cudagraphs": False}  # they replay no Python
+    return backend(graph, inputs)
 
 
 def route_passes(base: nn.Module) -> ExitStack:
@@ -117,7 +125,12 @@ def _run(
     graphs, output = _graphs.setdefault(base, _Graphs()), None
     function = graphs.function(compilation)
     start_pass(base, args, kwargs)
-    modules = {id(module): module for hook in hooks for module in hook.sites.modules}
+    modules = {
+        id(module): module
+        for hook in hooks
+        for module, site in hook.sites.modules.items()
+        if hook.sites.base_models[site.stack] is base
+    }
     running.begin(modules)
     try:
         try:
@@ -154,12 +167,12 @@ def _problem(
         return "it is in training mode"
     if torch.is_grad_enabled() and _needs_gradients(base, args, kwargs):
         return "gradients are recorded; run it under torch.no_grad()"
-    if torch.is_autocast_enabled(next(base.parameters()).device.type):
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return "autocast is on"
-    if argument(base, "past_key_values", args, kwargs) is not None:
+    forward_pass = ForwardPass.of(base, args, kwargs)
+    if forward_pass.cache is not None:
         return "the pass has a KV cache"
-    config = getattr(base, "config", None)
-    if argument(base, "output_attentions", args, kwargs) or config.output_attentions:
+    if forward_pass.output_attentions:
         return "the attention weights are requested"
     if getattr(compilation.backend, "compiler_name", "") == "cudagraphs":
         return "its backend captures CUDA graphs"
@@ -229,6 +242,8 @@ def _compilation_of(names: dict[str, Any]) -> _Compilation:
 
 def _reason(error: Exception) -> str:
     """What ended a trace: the message of `traced_attention`, or the first line of torch's own."""
+    if isinstance(error, BackendCompilerFailed):
+        return str(error.inner_exception).strip().partition("\n")[0]
     own = re.search(r"User-inserted graph break\. Message: (.*)", str(error))
     return own[1] if own else str(error).strip().partition("\n")[0]
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -95,6 +96,35 @@ def start_check(base: nn.Module, stacks: list[tuple[Sites, str]]) -> Check | Non
     return None if all(is_checked(*each) for each in stacks) else Check(base, stacks)
 
 
+def check_graph(graph: Any, modules: dict[int, nn.Module]) -> None:
+    """Raise an error if a traced graph has attention that is not attnscope's operator.
+
+    A model may choose another function when it is traced. `modules` are the attention modules of
+    the pass, by id.
+    """
+    names, found = set(), set()
+    for node in graph.graph.nodes:
+        target = node.target
+        if target is torch.ops.attnscope.attend:
+            found.add(node.args[-1])
+        elif node.op in ("call_function", "call_method"):
+            names.add(target if isinstance(target, str) else getattr(target, "__name__", ""))
+    other = {name for name in names if _is_fused(name)}
+    if modules.keys() - found:
+        other |= names & _SOFTMAX
+    if other:
+        raise ModelError(
+            f"its graph calls {', '.join(sorted(other))}, which attnscope cannot intercept",
+            code="attention-not-captured",
+            functions=sorted(other),
+        )
+
+
+def _is_fused(name: str) -> bool:
+    """Whether a function of torch of this name computes attention."""
+    return name in _FUSED or "scaled_dot_product" in name or "flash_att" in name
+
+
 def name_in(model: nn.Module, module: nn.Module) -> str:
     """The name of a module in the model, or the name of its class if it is not in the model."""
     names = (name for name, other in model.named_modules() if other is module)
@@ -134,9 +164,8 @@ class _AttentionCounter(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").split(".")[0]
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        fused = name in _FUSED or "scaled_dot_product" in name or "flash_att" in name
         if inputs and (
-            (fused and inputs[0] not in self.constants)
+            (_is_fused(name) and inputs[0] not in self.constants)
             or (name in _SOFTMAX and inputs[0] in self.products)
         ):
             chain = modules_around(self.check.base)
