@@ -27,7 +27,7 @@ LEFT, RIGHT = torch.ones_like(IDS), torch.ones_like(IDS)
 LEFT[1, :5], RIGHT[0, -3:] = 0, 0
 KEYS = torch.zeros(IDS.shape, dtype=torch.bool)
 KEYS[:, 2] = True
-NUMBERS = ("received", "received_later", "entropy", "distance", "self_mass")
+NUMBERS = ("received", "entropy", "distance", "self_mass")
 
 
 @pytest.fixture(autouse=True)
@@ -80,15 +80,18 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_inputs(family: str, inputs: str) -> None:
-    model = build(family)
+def test_inputs(inputs: str) -> None:
+    model = build("llama")
     stays_compiled(model, torch.compile(model, backend="eager"), input_ids=IDS, **INPUTS[inputs])
 
 
 # Grouped keys, windows, soft-caps in eager attention, learned sinks, chunks, encoders, experts.
+FAMILIES = ["multi-query llama", "gemma3"]
+SLOW_FAMILIES = ["qwen2", "mistral", "gemma2", "gpt-oss", "llama4", "mixtral"]
+
+
 @pytest.mark.parametrize(
-    "family", ["multi-query llama", "mistral", "gemma2", "gemma3", "gpt-oss", "llama4", "mixtral"]
+    "family", FAMILIES + [pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES]
 )
 def test_families(family: str) -> None:
     model = build(family)
@@ -96,19 +99,19 @@ def test_families(family: str) -> None:
     stays_compiled(model, compiled, input_ids=IDS, attention_mask=LEFT)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "modernbert"])
 def test_encoders(family: str) -> None:
     model = build(family)
     compiled = torch.compile(model, backend="eager")
     stays_compiled(model, compiled, input_ids=IDS, attention_mask=RIGHT)
 
 
+@pytest.mark.slow
 def test_cross_attention() -> None:
-    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 97}
-    counts = {f"{part}_{of}": 2 for part in ("encoder", "decoder") for of in ("layers",)}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"layers": 2, "attention_heads": 4, "ffn_dim": 32}
+    both = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in sizes.items()}
     torch.manual_seed(0)
-    model = BartModel(BartConfig(**sizes, **counts, **heads, pad_token_id=0)).eval()
+    model = BartModel(BartConfig(vocab_size=97, d_model=32, pad_token_id=0, **both)).eval()
     compiled = torch.compile(model, backend="eager")
     inputs = {"attention_mask": RIGHT, "decoder_input_ids": IDS[:, :7]}
     stays_compiled(model, compiled, input_ids=IDS, **inputs)
@@ -217,7 +220,7 @@ def test_options_of_watch(options: dict[str, Any]) -> None:
     assert torch.equal(scope.received(1), expected.received(1))
     if "keep" in options:
         wanted = expected.rows(1, KEYS.long(), 2)
-        assert torch.equal(scope.rows(1, KEYS.long(), 2), wanted)
+        torch.testing.assert_close(scope.rows(1, KEYS.long(), 2), wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,6 @@ def test_attention_that_the_operator_cannot_compute_runs_uncompiled(family: str)
 
 def test_a_trace_that_fails_runs_the_pass_once_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("qwen2")
-    expected, _ = watched(model, model, input_ids=IDS)
     forward = type(model.model.norm).forward
 
     def breaks(self: Any, *args: Any) -> Any:
@@ -306,6 +308,7 @@ def test_a_trace_that_fails_runs_the_pass_once_uncompiled(monkeypatch: pytest.Mo
         return forward(self, *args)
 
     monkeypatch.setattr(type(model.model.norm), "forward", breaks)
+    expected, _ = watched(model, model, input_ids=IDS)
     compiled = torch.compile(model, backend="eager")
     for _ in range(2):  # the second time nothing is traced
         with pytest.warns(AttnscopeWarning, match="as one graph"):
@@ -339,11 +342,10 @@ def test_other_hooks_get_the_modules_of_an_uncompiled_model() -> None:
     watched(model, compiled, input_ids=IDS)
     with attnscope.record(model) as expected:
         model(IDS)
-        wanted = expected.outputs(1)
     message = "more than its attention calls"
     with attnscope.record(compiled) as activations, pytest.warns(AttnscopeWarning, match=message):
         compiled(IDS)
-        assert torch.equal(activations.outputs(1), wanted)
+    assert torch.equal(activations.l2("mlp", 1), expected.l2("mlp", 1))
     assert compilations() == 0
 
 
