@@ -82,11 +82,12 @@ def test_check_run_query(attnscope, file, folder, tmp_path):
     two = file.with_name("two.yaml")
     two.write_text(file.read_text().replace("models:\n", f"models:\n  second: {folder}\n", 1))
     (tmp_path / "mine.yaml").write_text(
-        "claims: {each: entropy > 1, pair: 'entropy[model=b] > entropy[model=a]'}"
+        "claims: {each: mass > 0.1, pair: 'mass[model=b] > mass[model=a]', no: entropy > 1}"
     )
     out = attnscope("run", two, *how, "--json", cwd=tmp_path)[1]
     judged = [(one["claim"], one["model"]) for one in json.loads(out)["decides"][1:]]
-    assert judged == [("each", "second"), ("each", "tiny"), ("pair", "tiny and second")]
+    expected = [("each", "second"), ("each", "tiny"), ("pair", "tiny and second"), ("no", None)]
+    assert judged == expected
     (tmp_path / "mine.yaml").unlink()
 
     code, out, err = attnscope("run", file, cwd=tmp_path)

@@ -92,6 +92,13 @@ def test_the_table_of_a_number_of_heads_has_its_heading_and_names_the_models(
         assert any(line.startswith(f"! some ({model}): ") for line in lines)
 
 
+def test_compare_prints_why_a_claim_has_no_numbers(tmp_path: Path) -> None:
+    folder = write_run(replace(small(), claims=(OWN, ABSENT)), tmp_path / "run")
+    lines = CliRunner().invoke(app, ["compare", str(folder)]).stdout.splitlines()
+    (absent,) = [line for line in lines if line.startswith("absent: ")]
+    assert absent.startswith("absent: not measured: 'renyi2' was not measured; add 'renyi2' to")
+
+
 def test_report_compare_and_figures_judge_own_claims(tmp_path: Path) -> None:
     folder = write_run(replace(small(), claims=(OWN, ABSENT)), tmp_path / "run")
     run = open_run(folder)

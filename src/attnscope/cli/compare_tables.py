@@ -76,10 +76,10 @@ def as_text(
 
 
 def _claims(verdicts: Sequence[Verdict]) -> list[str]:
-    """One line per claim: its verdicts."""
+    """One line per claim: its verdicts; of claims without numbers, the reason."""
     lines = []
-    for name in dict.fromkeys(v.claim for v in verdicts if v.verdict != "not measured"):
-        group = [v for v in verdicts if v.claim == name]
+    for name in dict.fromkeys(v.claim for v in verdicts if v.results):
+        group = [v for v in verdicts if v.claim == name and v.results]
         counts = {word: [v for v in group if v.verdict == word] for word in _words(group)}
         text = ", ".join(
             word if len(group) == 1 else f"{word} in {_places(some, group)}"
@@ -87,9 +87,8 @@ def _claims(verdicts: Sequence[Verdict]) -> list[str]:
         )
         written = next((f" ({v.written})" for v in group if v.written), "")
         lines.append(f"{name}: {text}{written}")
-    if absent := dict.fromkeys(v.claim for v in verdicts if v.verdict == "not measured"):
-        lines.append(f"not measured in this run: {', '.join(absent)} (--json gives the reasons)")
-    return lines
+    absent = [v for v in verdicts if not v.results]
+    return [*lines, *dict.fromkeys(f"{v.claim}: {v.verdict}: {v.reason}" for v in absent)]
 
 
 def _words(verdicts: Sequence[Verdict]) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -256,20 +256,21 @@ def _print_plan(
 ) -> None:
     from dataclasses import asdict
 
+    from attnscope.cli.check_claims import decides
     from attnscope.cli.experiment_summary import choices
     from attnscope.experiment.class_counts import class_counts
     from attnscope.experiment.estimate import estimate
 
-    decides = list(_decides(plan, claims))
+    decided = list(decides(plan, claims))
     estimates, counts = estimate(plan, load_within=load_within), class_counts(plan)
     if json:
         plans, classes = [asdict(one) for one in estimates], [asdict(one) for one in counts]
         data = {"experiment": plan.stored.to_dict(), "plan": plans, "classes": classes}
-        print_json({**data, "decides": decides})
+        print_json({**data, "decides": decided})
         return
     if not quiet:
         print(*choices(plan.stored), "", *_class_lines(counts), "", sep="\n")
-        print(*(one["text"] for one in decides), "", sep="\n")
+        print(*(one["text"] for one in decided), "", sep="\n")
     for one in estimates:
         memory = "" if one.bytes is None else f" and {one.bytes / 2**20:,.0f} MiB"
         print(
@@ -281,47 +282,6 @@ def _print_plan(
         f"{plan.experiment.name}: {plan.size:,} cells, about "
         f"{_duration(sum(one.seconds for one in estimates))} on {plan.device}, without loading"
     )
-
-
-def _decides(plan: Plan, claims: Sequence[Claim]) -> Iterator[dict[str, Any]]:
-    """What the prompts can decide: one difference, and every line of the claims."""
-    import polars as pl
-
-    from attnscope.stats.decidable import decidable, detectable
-    from attnscope.stats.means import MINIMUM
-    from attnscope.stats.resampling import ResamplingUnits
-
-    prompts = range(len(plan.metadata))
-    table = pl.DataFrame(plan.metadata, infer_schema_length=None)
-    metadata = table.with_columns(pl.Series("prompt", prompts, pl.Int64))
-
-    def units(cluster: str | None) -> int:
-        return ResamplingUnits(metadata, cluster).count(prompts)
-
-    n = units(None)
-    text = f"{n} prompts find a difference of {detectable(n):.2f} standard deviations four times in"
-    few = f"{n} prompts have no interval and no p-value: at least {MINIMUM} are needed"
-    yield {"least": MINIMUM, "text": f"{text} five" if n >= MINIMUM else few}
-    for claim in claims:
-        for label, model in _judged_models(plan, claim).items():
-            layers = model.info.layers or 1 if model.layers is None else len(model.layers)
-            heads = model.info.heads or 1 if model.heads is None else len(model.heads)
-            results = decidable(claim, units, layers, heads)
-            for line, one in zip(claim.lines, results, strict=True):
-                text = f"  {claim.name} ({label}), {line.text}: {one.text}"
-                yield {"claim": claim.name, "model": label, **one._asdict(), "text": text}
-
-
-def _judged_models(plan: Plan, claim: Claim) -> dict[str, Any]:
-    """By label, the models that a claim is judged for: each, unless the claim names them."""
-    models = {model.label: model for model in plan.models}
-    places = dict(zip(("a", "b"), models, strict=False))
-    named = [q.model for line in claim.lines for q in line.quantities]
-    if not all(named):
-        return models
-    labels = list(dict.fromkeys(n if n in models else places.get(str(n), str(n)) for n in named))
-    known = [label for label in labels if label in models]
-    return {" and ".join(labels): models[known[0]]} if known else models
 
 
 def _class_lines(counts: Sequence[ClassCount]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields
 
+from attnscope.run.tables import ranges
 from attnscope.spec.claims import Claim, Line, Quantity
 from attnscope.stats.outcome import CANNOT_TELL, COUNTS, Result, none_of, word_of
 
@@ -44,7 +45,7 @@ def _scope(line: Line) -> str:
     scope, layers = line.scope, ""
     if scope.layers is not None:
         many = "s" if len(scope.layers) > 1 else ""
-        layers = f"layer{many} {', '.join(map(str, scope.layers))}"
+        layers = f"layer{many} {ranges(scope.layers, 3)}"
     if scope.kind in ("mean", "each"):
         return f" in {layers}" if layers and scope.kind == "mean" else ""
     least = f"at least {scope.least}" if isinstance(scope.least, int) else scope.least
