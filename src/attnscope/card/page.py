@@ -17,7 +17,7 @@ from attnscope.card.numbers import CLASSES, GENERATED, LARGEST, OTHERS, RATIO, C
 from attnscope.figures.head_types import HEAD_TYPES
 from attnscope.figures.page import templates
 from attnscope.figures.registry import draw_table
-from attnscope.figures.text_format import BUNDLED, count, join
+from attnscope.figures.text_format import BUNDLED, count, join, upper_first
 from attnscope.measures.residual import TIMES
 from attnscope.recipes.sinks import SINK
 
@@ -45,6 +45,7 @@ def card_page(cards: Sequence[Card]) -> str:
         numbers=_shown(cards, rows),
         types=_types(cards),
         rows=_numbered(figures),
+        of_heads=len(cards),  # rows of figures with a cell for each head
         drawings=[drawing for row in figures for drawing in row],
         texts=texts(),
         command=f"attnscope card {' '.join(card['model']['name'] for card in cards)}"
@@ -87,14 +88,13 @@ def _value(card: Card, name: str) -> float:
 def _sentences(card: Card) -> list[str]:
     """The card in a few sentences, each computed from its numbers."""
     heads = len(card["heads"])
-    sinks = next(row for row in card["types"] if row["kind"] == "sink")
-    by_type = [f"{row['certain']} {row['kind']}" for row in card["types"] if row["kind"] != "sink"]
+    by_type = [f"{row['certain']} {row['kind']}" for row in card["types"]]
+    share = 100 * _value(card, f"share of heads with more than {SINK:g} on it")
     return [
         f"{100 * _value(card, 'mass on the first token'):.0f} % of the attention goes to the "
-        f"first token; {sinks['certain']} of {heads} heads are attention sinks (more than "
-        f"{SINK:g}).",
+        f"first token; {share:.0f} % of the heads put more than {SINK:g} of theirs there.",
         _massive(card),
-        f"Other head types: {join(by_type)}.",
+        f"Types of the {heads} heads, on the prompts of attnscope heads: {join(by_type)}.",
         f"The mean distance from query to key is {_value(card, 'distance (tokens)'):.1f} tokens, "
         f"the mean entropy {_value(card, 'entropy (nats)'):.2f} nats.",
         _classes(card),
@@ -142,7 +142,7 @@ def _differences(cards: Sequence[Card], rows: Sequence[dict[str, Any]]) -> list[
     tested = [row for row in rows if row["q"] is not None]
     significant = [row for row in tested if differs(row)]
     lines = [
-        f"{row['name']}: {b} has {'more' if row['difference'] > 0 else 'less'} than {a} "
+        f"{upper_first(row['name'])}: {b} has {'more' if row['difference'] > 0 else 'less'} than {a} "
         f"({_number(row['cells'][1]['value'], row)} and {_number(row['cells'][0]['value'], row)})."
         for row in significant
     ]

@@ -29,7 +29,10 @@ class HeadType:
 HEAD_TYPES = (
     HeadType("induction", "induction", 0.3, "A[i, i - n + 1] on repeated random tokens"),
     HeadType(
-        "retrieval", "retrieval", 0.1, "needle tokens generated while looked at most (published)"
+        "retrieval",
+        "retrieval",
+        0.1,
+        "needle tokens generated while the largest weight was on them (published)",
     ),
     HeadType("previous-token", "previous", 0.3, "A[i, i - 1]"),
     HeadType(
