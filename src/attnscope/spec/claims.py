@@ -11,8 +11,8 @@ before anything is measured, so that a verdict can state whether the claim came 
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -117,9 +117,22 @@ class Claim:
         return "; ".join(line.text for line in self.lines)
 
     @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """Those of all lines."""
+        return tuple(quantity for line in self.lines for quantity in line.quantities)
+
+    @property
     def measures(self) -> tuple[str, ...]:
         """The measures that it needs."""
-        return tuple(dict.fromkeys(q.measure for line in self.lines for q in line.quantities))
+        return tuple(dict.fromkeys(quantity.measure for quantity in self.quantities))
+
+    def with_quantities(self, change: Callable[[Quantity], Quantity]) -> "Claim":
+        """The claim with every quantity changed."""
+        lines = [
+            replace(line, left=change(line.left), right=line.right and change(line.right))
+            for line in self.lines
+        ]
+        return replace(self, lines=tuple(lines))
 
 
 class _Reader:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -21,29 +21,6 @@ class NoEvidenceError(Exception):
     def __init__(self, message: str, *, measured: bool = False) -> None:
         super().__init__(message)
         self.measured = measured
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """The names behind `model=` and `condition=` of a claim."""
-
-    model: str | None
-    """The model of quantities that name none."""
-    models: Mapping[str, str]
-    conditions: Mapping[str, str]
-
-    def model_of(self, quantity: Quantity) -> str:
-        """The label of its model."""
-        name = quantity.model or self.model or ""
-        return self.models.get(name, name)
-
-    def condition_of(self, quantity: Quantity) -> str:
-        """The name of its condition."""
-        return self.conditions[quantity.selector]
-
-    def names_of(self, quantity: Quantity) -> tuple[str, str]:
-        """Model (if the claim names one) and condition, for sentences."""
-        return self.model_of(quantity) if quantity.model else "", self.condition_of(quantity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +64,9 @@ class RunContents:
             pair,
         )
 
-    def bindings(self, claim: Claim) -> list[Binding]:
-        """Every model, and every assignment of the run's conditions to the claim's selectors."""
+    def bound(self, claim: Claim) -> list[tuple[str | None, Claim]]:
+        """The claim with the names of the run, in every assignment of its conditions; each with
+        the model of the quantities that name none: every model of the run."""
         for measure in claim.measures:
             if measure not in self.tables:
                 declared = COLUMNS[measure]
@@ -97,10 +75,8 @@ class RunContents:
                     f"{measure!r} was not measured; add {declared.name!r} to the experiment's "
                     f"measures{also if declared.compares_to_base else ''}"
                 )
-        quantities = [quantity for line in claim.lines for quantity in line.quantities]
-        models = self._models([q.model for q in quantities if q.model is not None])
-        named = all(quantity.model is not None for quantity in quantities)
-        selectors = list(dict.fromkeys(quantity.selector for quantity in quantities))
+        labels = self._labels([q.model for q in claim.quantities if q.model is not None])
+        selectors = list(dict.fromkeys(quantity.selector for quantity in claim.quantities))
         ways = itertools.product(*(self.matching(selector) for selector in selectors))
         bound = [dict(zip(selectors, way, strict=True)) for way in ways]
         # Two sides with two selectors are two conditions.
@@ -111,10 +87,19 @@ class RunContents:
                 f"the claim compares two conditions, and this run has only one that matches "
                 f"{' and '.join(selectors)}; add another to the experiment's conditions"
             )
-        alone = [None] if named else self.models
-        return [Binding(model, models, way) for model, way in itertools.product(alone, good)]
 
-    def _models(self, named: list[str]) -> dict[str, str]:
+        def named(way: dict[str, str]) -> Claim:
+            return claim.with_quantities(
+                lambda q: replace(
+                    q, model=labels.get(q.model or "", q.model), condition=way[q.selector]
+                )
+            )
+
+        unnamed = any(quantity.model is None for quantity in claim.quantities)
+        alone: list[str] | list[None] = self.models if unnamed else [None]
+        return [(model, named(way)) for model, way in itertools.product(alone, good)]
+
+    def _labels(self, named: list[str]) -> dict[str, str]:
         """The labels behind `a` and `b`; a name that is no model of the run is an error."""
         models: dict[str, str] = {}
         if {"a", "b"} & set(named) - set(self.models):
@@ -156,10 +141,11 @@ class RunContents:
 
 
 def read_claim(
-    claim: Claim, contents: RunContents, binding: Binding
+    claim: Claim, contents: RunContents, model: str | None
 ) -> list[tuple[Matrix | None, Matrix]]:
-    """The right and the left side of each line: the same prompts, layers and heads."""
-    samples = [_sides(line, contents, binding) for line in claim.lines]
+    """The right and the left side of each line of a bound claim: the same prompts, layers and
+    heads."""
+    samples = [_sides(line, contents, model) for line in claim.lines]
     columns = [b.columns for _, b in samples]
     if claim.lines[0].scope.kind == "each" and not all(columns[0].equals(one) for one in columns):
         why = "the lines do not have the same layers; write 'in each of layers …'."
@@ -173,11 +159,11 @@ def read_claim(
     return samples
 
 
-def _sides(line: Line, contents: RunContents, binding: Binding) -> tuple[Matrix | None, Matrix]:
-    b = _values(line.left, line.scope, contents, binding)
+def _sides(line: Line, contents: RunContents, model: str | None) -> tuple[Matrix | None, Matrix]:
+    b = _values(line.left, line.scope, contents, model)
     if line.right is None:
         return None, b
-    a = _values(line.right, line.scope, contents, binding)
+    a = _values(line.right, line.scope, contents, model)
     if alone := set(a.prompts) ^ set(b.prompts):
         why = f"only one side has prompts {ranges(alone)}; finish the run."
         raise NoEvidenceError(why, measured=True)
@@ -187,10 +173,9 @@ def _sides(line: Line, contents: RunContents, binding: Binding) -> tuple[Matrix 
     return a, b
 
 
-def _values(quantity: Quantity, scope: Scope, contents: RunContents, binding: Binding) -> Matrix:
+def _values(quantity: Quantity, scope: Scope, contents: RunContents, model: str | None) -> Matrix:
     """One value per prompt and row: the layers or heads of the scope, or one row."""
-    measure, model = quantity.measure, binding.model_of(quantity)
-    condition = binding.condition_of(quantity)
+    measure, model, condition = quantity.measure, quantity.model or model, quantity.condition
     table = contents.tables[measure].filter(
         pl.col("model") == model, pl.col("condition") == condition
     )

@@ -86,8 +86,7 @@ def _options(
     claim: Claim, table: pl.DataFrame, condition: str | None, experiment: Experiment | None
 ) -> dict[str, list[Any]]:
     """The values of each choice; the first is that of the claim as written."""
-    quantities = [quantity for line in claim.lines for quantity in line.quantities]
-    first = quantities[0]
+    quantities, first = claim.quantities, claim.lines[0].left
 
     def present(column: str, rows: pl.DataFrame = table) -> list[Any]:
         return rows[column].drop_nulls().unique(maintain_order=True).to_list()
@@ -129,7 +128,8 @@ def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
     varied = claim.lines[0].left.selector
 
     def quantity(old: Quantity) -> Quantity:
-        fields = {n: chosen[n] for n in ("queries", "keys", "classes") if n in changed}
+        named = ("queries", "keys", "classes")
+        fields: dict[str, Any] = {n: chosen[n] for n in named if n in changed}
         if "normalise" in changed and old.measure == "mass":
             fields["scale"] = chosen["normalise"]
         if COLUMNS[old.measure].items:
@@ -138,12 +138,8 @@ def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
             fields["condition"] = chosen["condition"]
         return replace(old, **fields)
 
-    lines = []
-    for line in claim.lines:
-        right = None if line.right is None else quantity(line.right)
-        line = asking(line, chosen["numbers"])
-        lines.append(replace(line, left=quantity(line.left), right=right))
-    return Claim(claim.name, tuple(lines))
+    lines = tuple(asking(line, chosen["numbers"]) for line in claim.lines)
+    return Claim(claim.name, lines).with_quantities(quantity)
 
 
 def asking(line: Line, how: str) -> Line:

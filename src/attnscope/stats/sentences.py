@@ -10,20 +10,17 @@ from attnscope.run.tables import ranges
 from attnscope.spec.claims import Claim, Line, Quantity
 from attnscope.stats.outcome import CANNOT_TELL, COUNTS, Result, none_of, word_of
 
-Names = Callable[[Quantity], tuple[str, str]]
-"""From a quantity to the names of its model and condition."""
 
-
-def claim_sentence(claim: Claim, names: Names, layer: int | None = None) -> str:
+def claim_sentence(claim: Claim, layer: int | None = None) -> str:
     """The claim in words: one sentence with all of its lines."""
-    text = "; ".join(line_sentence(line, names) for line in claim.lines)
+    text = "; ".join(_line(line) for line in claim.lines)
     return f"{'' if layer is None else f'In layer {layer}, '}{text}."
 
 
-def line_sentence(line: Line, names: Names) -> str:
+def _line(line: Line) -> str:
     """One line in words."""
-    subject = _quantity(line.left, names)
-    other = "" if line.right is None else _other(line.left, line.right, names)
+    subject = _quantity(line.left)
+    other = "" if line.right is None else _other(line.left, line.right)
     units = f", with each {line.cluster} as one unit" if line.cluster else ""
     return f"{subject} is {_limit(line, other)}{_scope(line)}{units}"
 
@@ -53,8 +50,7 @@ def _scope(line: Line) -> str:
     return f" in {least} {kind}{f' of {layers}' if layers else ''}"
 
 
-def _quantity(quantity: Quantity, names: Names) -> str:
-    model, condition = names(quantity)
+def _quantity(quantity: Quantity) -> str:
     words = [quantity.measure]
     if quantity.scale != "mass":
         words.append(f"({quantity.scale})")
@@ -63,26 +59,24 @@ def _quantity(quantity: Quantity, names: Names) -> str:
     words += [f"on {quantity.keys}"] if quantity.keys != "all" else []
     words += [f"from queries {quantity.queries}"] if quantity.queries != "all" else []
     words += [f"in layer {quantity.layer}"] if quantity.layer is not None else []
-    words += [f"with {condition}"] if condition not in ("", "base") else []
-    words += [f"of {model}"] if model else []
+    words += [f"with {quantity.condition}"] if quantity.condition not in (None, "base") else []
+    words += [f"of {quantity.model}"] if quantity.model else []
     return " ".join(words)
 
 
 _PREPOSITIONS = {"model": "of", "condition": "with", "keys": "on", "cls": "of", "layer": "in layer"}
 
 
-def _other(left: Quantity, right: Quantity, names: Names) -> str:
+def _other(left: Quantity, right: Quantity) -> str:
     """The right side; "that of …" if it differs in one thing only."""
     names_of = [field.name for field in fields(Quantity)]
     differing = [name for name in names_of if getattr(left, name) != getattr(right, name)]
     if differing == ["measure"]:
         return right.measure
     if len(differing) != 1:
-        return _quantity(right, names)
+        return _quantity(right)
     (name,) = differing
     value = getattr(right, name)
-    if name in ("model", "condition"):
-        value = names(right)[0 if name == "model" else 1]
     value = "+".join(value) if isinstance(value, tuple) else value
     return f"that {_PREPOSITIONS.get(name, f'from {name}')} {value}"
 

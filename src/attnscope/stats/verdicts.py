@@ -14,7 +14,7 @@ import polars as pl
 from attnscope.run.tables import Matrix, Values
 from attnscope.spec.claims import Claim, Line
 from attnscope.spec.experiment import Experiment
-from attnscope.stats.evidence import Binding, NoEvidenceError, RunContents, read_claim
+from attnscope.stats.evidence import NoEvidenceError, RunContents, read_claim
 from attnscope.stats.means import MINIMUM
 from attnscope.stats.outcome import (
     ALPHA,
@@ -162,24 +162,24 @@ def verdict_dict(verdict: Verdict) -> dict[str, Any]:
 def _judged(claim: Claim, contents: RunContents) -> list[Verdict]:
     """The verdicts on one claim."""
     try:
-        bindings = contents.bindings(claim)
+        bound = contents.bound(claim)
     except NoEvidenceError as why:
-        words = claim_sentence(claim, lambda q: (q.model or "", q.condition or ""))
-        return [Verdict(claim.name, words, NOT_MEASURED, str(why), lines=claim.lines)]
-    return [verdict for binding in bindings for verdict in _bound(claim, contents, binding)]
+        sentence = claim_sentence(claim)
+        return [Verdict(claim.name, sentence, NOT_MEASURED, str(why), lines=claim.lines)]
+    return [verdict for model, one in bound for verdict in _bound(claim, one, contents, model)]
 
 
-def _bound(claim: Claim, contents: RunContents, binding: Binding) -> list[Verdict]:
-    """Verdicts for one model (or pair) and one choice of conditions."""
-    condition = ", ".join(dict.fromkeys(binding.conditions.values())) or None
+def _bound(claim: Claim, bound: Claim, contents: RunContents, model: str | None) -> list[Verdict]:
+    """Verdicts on a claim with the names of one model (or pair) and one choice of conditions."""
+    condition = ", ".join(dict.fromkeys(str(q.condition) for q in bound.quantities))
 
     def verdict(word: str, reason: str, layer: int | None = None, **more: Any) -> Verdict:
-        words = claim_sentence(claim, binding.names_of, layer)
-        where = (binding.model, condition, layer)
-        return Verdict(claim.name, words, word, reason, *where, lines=claim.lines, **more)
+        where = (model, condition, layer)
+        sentence = claim_sentence(bound, layer)
+        return Verdict(claim.name, sentence, word, reason, *where, lines=claim.lines, **more)
 
     try:
-        samples = read_claim(claim, contents, binding)
+        samples = read_claim(bound, contents, model)
     except NoEvidenceError as why:
         return [verdict(CANNOT_TELL if why.measured else NOT_MEASURED, str(why))]
     each = claim.lines[0].scope.kind == "each"

@@ -42,7 +42,7 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
     drawn = data["low"].null_count() < data.height
     places = {"quantity": "{}", "panel": "{}", "choice": "{}"}
     shown = {c: f for c, f in places.items() if c in data.columns and (c != "panel" or several)}
-    statement = claim_sentence(claim, lambda q: (q.model or "", q.condition or "")).rstrip(".")
+    statement = claim_sentence(claim).rstrip(".")
     rows = rows_title or "normalisation only"
     return Numbers(
         data=data,
