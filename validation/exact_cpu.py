@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import Tensor
 
 import attnscope
@@ -29,6 +28,9 @@ from attnscope import kernels
 from attnscope.errors import AttnscopeError
 from attnscope.kernels import AttentionSums, KernelRows, reference
 from attnscope.prompts.word_list import english
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+from made_models import biased_model
 
 QUERIES = ("all", "last", "sample:64")
 MEASURES = ("received", "average", "mass", "entropy", "first_token", "distance")
@@ -72,28 +74,6 @@ def _seen(rows: KernelRows) -> Tensor:
     start, stop, _ = rows.bounds()
     keys = torch.arange(rows.k.shape[2])
     return ((keys >= start[..., None]) & (keys < stop[..., None]))[:, None]
-
-
-def biased(dtype: torch.dtype) -> Any:
-    """A Qwen2 whose biases are, in a few dimensions, as large as those of Qwen2.5."""
-    torch.manual_seed(0)
-    config = hf.Qwen2Config(
-        vocab_size=97,
-        hidden_size=128,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-    )
-    model = hf.Qwen2ForCausalLM(config).eval()
-    for layer in model.model.layers:
-        for projection, top in ((layer.self_attn.q_proj, 81.0), (layer.self_attn.k_proj, 145.0)):
-            bias = torch.randn_like(projection.bias) * 2
-            few = torch.randperm(len(bias))[: len(bias) // 16]
-            bias[few] = top * torch.randn(len(few)).sign()
-            projection.bias.data = bias
-    return model.to(dtype)
 
 
 def text_of(tokenizer: Any, length: int) -> Tensor:
@@ -177,7 +157,7 @@ def main() -> None:
             for length in LENGTHS:
                 try:
                     if folder is None:
-                        model = biased(getattr(torch, dtype))
+                        model = biased_model(getattr(torch, dtype), layers=4)
                         ids = torch.randint(5, 97, (1, length))
                     else:
                         model, tokenizer = attnscope.load(folder, dtype=dtype, device="cpu")

@@ -6,39 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 
 import attnscope
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
 from attnscope.scope import reduce, sampling
+from made_models import biased_model
 from support_errors import raises
 
 MEASURES = ("received", "average", "entropy", "self_mass", "first_token", "distance")
-
-
-def biased(dtype: torch.dtype = torch.float32, times: float = 1.0) -> hf.PreTrainedModel:
-    """A Qwen2 whose query and key biases are as large as those of Qwen2.5 (or `times` that): in a
-    few dimensions."""
-    torch.manual_seed(0)
-    config = hf.Qwen2Config(
-        vocab_size=97,
-        hidden_size=128,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=2048,
-    )
-    model = hf.Qwen2ForCausalLM(config).eval()
-    for layer in model.model.layers:
-        for projection, top in ((layer.self_attn.q_proj, 81.0), (layer.self_attn.k_proj, 145.0)):
-            bias = torch.randn_like(projection.bias) * 2
-            few = torch.randperm(len(bias))[: len(bias) // 16]
-            bias[few] = top * torch.randn(len(few)).sign()
-            projection.bias.data = bias * times
-    return model.to(dtype)
 
 
 def tokens(length: int) -> torch.Tensor:
@@ -81,7 +57,7 @@ def test_scores_are_large() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reduce.kernels, "kernel", spy)
-        measured(biased(), tokens(40))
+        measured(biased_model(), tokens(40))
     assert min(reach) > 1000
 
 
@@ -101,7 +77,7 @@ def test_no_further_from_float64_than_twice_torch(
 ) -> None:
     """Beside that, what float32 rounds of the number itself. Scores of tens, too: there products
     are made in float32, and a row's own sum takes out how that of its log-sum-exp was rounded."""
-    model, ids = biased(dtype, times), tokens(length)
+    model, ids = biased_model(dtype, times), tokens(length)
     mask = torch.rand(1, length, generator=torch.Generator().manual_seed(2)) < 0.3
     how = {"queries": mask if queries == "mask" else queries}
     exact = measured(model, ids, backend="reference", **how)
@@ -121,7 +97,7 @@ def test_no_further_from_float64_than_twice_torch(
 def test_sampled_rows(dtype: torch.dtype) -> None:
     """Near keys are counted for all queries, far ones estimated: the same estimate as by the
     definition, which draws the same rows."""
-    model, ids = biased(dtype), tokens(700)
+    model, ids = biased_model(dtype), tokens(700)
     exact = measured(model, ids, backend="reference", queries="sample:16")
     ours = measured(model, ids, backend="streaming", queries="sample:16")
     for name in MEASURES:
@@ -134,7 +110,7 @@ def test_sampled_rows(dtype: torch.dtype) -> None:
 @torch.no_grad()
 def test_generated_rows(dtype: torch.dtype, queries: str) -> None:
     """Steps that wait for one another are no further off than single rows are."""
-    model, ids = biased(dtype), tokens(40)
+    model, ids = biased_model(dtype), tokens(40)
     how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 7, "do_sample": False}
     scopes = {}
     for backend in ("reference", "streaming"):
@@ -149,7 +125,7 @@ def test_generated_rows(dtype: torch.dtype, queries: str) -> None:
 
 @torch.no_grad()
 def test_top_keys_are_those_of_float64() -> None:
-    model, ids = biased(), tokens(60)
+    model, ids = biased_model(), tokens(60)
     with attnscope.watch(model, keep=True) as scope:
         model(ids, use_cache=False)
     with attnscope.watch(model, keep=True, backend="reference") as wanted:
@@ -187,7 +163,7 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
 def test_a_fault_is_caught(
     monkeypatch: pytest.MonkeyPatch, fault: str, size: str, queries: str
 ) -> None:
-    model = biased()
+    model = biased_model()
     if size == "small":
         for layer in model.model.layers:
             for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
@@ -212,7 +188,7 @@ def test_a_fault_is_caught(
 @pytest.mark.parametrize("backend", ["streaming", "reference", "eager-fallback"])
 @pytest.mark.parametrize("queries", ["all", "last", "sample:16"])
 def test_a_model_that_computes_nan_is_refused(backend: str, queries: str) -> None:
-    model = biased()
+    model = biased_model()
     model.model.layers[1].self_attn.k_proj.weight.data[3, 3] = torch.nan
     ids = tokens(600 if queries.startswith("sample") else 30)
     with (

@@ -77,3 +77,29 @@ def save_tokenizer(folder: Path, template: str | None = None) -> Any:
         tokenizer.chat_template = made_tokenizers.CHAT_TEMPLATES[template]
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def biased_model(
+    dtype: torch.dtype = torch.float32, times: float = 1.0, layers: int = 2
+) -> hf.PreTrainedModel:
+    """A Qwen2 whose query and key biases are as large as those of Qwen2.5 (or `times` that): in a
+    few dimensions."""
+    torch.manual_seed(0)
+    config = hf.Qwen2Config(
+        vocab_size=97,
+        hidden_size=128,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+    )
+    model = hf.Qwen2ForCausalLM(config).eval()
+    for layer in model.model.layers:
+        for projection, top in ((layer.self_attn.q_proj, 81.0), (layer.self_attn.k_proj, 145.0)):
+            bias = torch.randn_like(projection.bias) * 2
+            few = torch.randperm(len(bias))[: len(bias) // 16]
+            bias[few] = top * torch.randn(len(few)).sign()
+            projection.bias.data = bias * times
+    return model.to(dtype)
