@@ -8,7 +8,7 @@ from attnscope.measures.registry import COLUMNS
 from attnscope.run.tables import ranges
 from attnscope.spec.claims import Claim, Quantity
 from attnscope.spec.experiment import Experiment
-from attnscope.stats.evidence import NotMeasuredError, RunContents
+from attnscope.stats.evidence import NoEvidenceError, RunContents
 from attnscope.stats.resampling import ResamplingUnits
 
 COUNTS_QUERIES = {"sums", "flow", "rows"}
@@ -26,21 +26,24 @@ def lacking(claim: Claim, experiment: Experiment, layers: Mapping[str, Sequence[
         {name: condition.kind for name, condition in experiment.conditions.items()},
     )
     try:
-        bindings = contents.bindings(claim)
-        for line in claim.lines:
-            for quantity in line.quantities:
-                _choices(quantity, experiment)
-                some = line.scope.layers if quantity.layer is None else (quantity.layer,)
-                for binding in bindings:
-                    measured = layers[binding.model_of(quantity)]
-                    if absent := set(some or ()) - set(measured):
-                        raise NotMeasuredError(
-                            f"layer {ranges(absent, 3)} is not measured; measured: "
-                            f"{ranges(measured, 3)} (counted from 0)"
-                        )
-    except NotMeasuredError as why:
+        for model, bound in contents.bound(claim):
+            for line in bound.lines:
+                for quantity in line.quantities:
+                    _choices(quantity, experiment)
+                    some = line.scope.layers if quantity.layer is None else (quantity.layer,)
+                    _layers(some or (), layers[quantity.model or model or ""])
+    except NoEvidenceError as why:
         return str(why)
     return ""
+
+
+def _layers(named: Sequence[int], measured: Sequence[int]) -> None:
+    """Check the layers that a line names."""
+    if absent := set(named) - set(measured):
+        raise NoEvidenceError(
+            f"layer {ranges(absent, 3)} is not measured; measured: {ranges(measured, 3)} "
+            "(counted from 0)"
+        )
 
 
 def _choices(quantity: Quantity, experiment: Experiment) -> None:
@@ -53,7 +56,7 @@ def _choices(quantity: Quantity, experiment: Experiment) -> None:
     }
     for what, names in known.items():
         if (name := getattr(quantity, what)) not in names:
-            raise NotMeasuredError(
+            raise NoEvidenceError(
                 f"{quantity.measure!r} is not measured with {what}={name}; known: "
                 f"{', '.join(names)}"
             )
@@ -68,8 +71,8 @@ def _choices(quantity: Quantity, experiment: Experiment) -> None:
     if not chosen:
         classes = "+".join(quantity.cls) or "any class"
         listed = "; ".join(f"{label}: {', '.join(names)}" for label, names in sets.items())
-        raise NotMeasuredError(f"no class set has {classes}; known: {listed}")
+        raise NoEvidenceError(f"no class set has {classes}; known: {listed}")
     if len(chosen) > 1:
-        raise NotMeasuredError(
+        raise NoEvidenceError(
             f"several class sets have these classes; write classes= one of {', '.join(chosen)}"
         )
