@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ import transformers as hf
 from transformers.utils import logging
 
 import attnscope
+from attnscope.errors import AttnscopeWarning
 from attnscope.kernels import KernelRows, kernel, reference
 
 CASES = (
@@ -430,6 +432,9 @@ def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
     runs = {"plain": plain, "all": watched("all"), "last": watched("last")}
     if "compiled" in case:
         runs.pop("plain")
+        warnings.simplefilter("error", AttnscopeWarning)  # it would run uncompiled
+        for _ in range(2):  # the first pass is checked uncompiled, the second compiles
+            runs["all"]()
         return {"plain, compiled": plain, "plain, not compiled": lambda: plain(model), **runs}
     if new:
         return runs | {"generated": watched("generated")}

@@ -22,7 +22,7 @@ from attnscope.interception.sites import find
 from families import build
 from support_errors import raises
 
-IDS = torch.tensor([[5, 9, 31, 7, 9, 31, 2, 40, 8, 15, 16, 23], [4, 8, 15, 16, 23, 42, 5, 6, 7, 8, 9, 1]])
+IDS = torch.tensor([[5, 9, 31, 7, 9, 31, 2, 40, 8, 15, 16], [4, 8, 15, 16, 23, 42, 5, 6, 7, 8, 9]])
 LEFT, RIGHT = torch.ones_like(IDS), torch.ones_like(IDS)
 LEFT[1, :5], RIGHT[0, -3:] = 0, 0
 KEYS = torch.zeros(IDS.shape, dtype=torch.bool)
@@ -189,7 +189,7 @@ def test_the_first_pass_of_a_model_is_checked_uncompiled() -> None:
 def test_lengths_share_a_graph() -> None:
     model = build("qwen2")
     compiled = torch.compile(model, backend="eager")
-    for length in (12, 5, 9, 7):
+    for length in (11, 5, 9, 7):
         expected, _ = watched(model, model, input_ids=IDS[:, :length])
         scope, _ = watched(model, compiled, input_ids=IDS[:, :length])
         torch.testing.assert_close(scope.received(1), expected.received(1))
@@ -276,9 +276,8 @@ def test_what_runs_uncompiled_warns(reason: str) -> None:
     assert torch.equal(scope.received(1), expected.received(1))
 
 
-@pytest.mark.parametrize(
-    "family", ["falcon", "bloom", "t5"]  # torch's sdpa, a softmax of its own, a position bias
-)
+# torch's sdpa, a softmax of its own, a position bias.
+@pytest.mark.parametrize("family", ["falcon", "bloom", "t5"])
 def test_attention_that_the_operator_cannot_compute_runs_uncompiled(family: str) -> None:
     inputs = {"input_ids": IDS}
     if family == "t5":
@@ -364,9 +363,10 @@ def test_errors_inside_a_block() -> None:
     watched(model, compiled, input_ids=IDS)
     with pytest.raises(KeyError, match="mine"), register(find(model), _Fails()):
         compiled(IDS)
-    with pytest.raises(IndexError), attnscope.watch(model) as scope:
+    with attnscope.watch(model):
         compiled(IDS)
-        compiled(IDS + 1000)
+        with pytest.raises(IndexError):
+            compiled(IDS + 1000)
     scope, _ = watched(model, compiled, input_ids=IDS)
     assert torch.equal(scope.received(1), expected.received(1))
     assert compilations() == 1

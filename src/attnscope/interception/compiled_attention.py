@@ -1,8 +1,8 @@
-"""Attention of a watched model inside a compiled graph: one operator, which runs the usual dispatch.
+"""Attention of a watched model inside a compiled graph: one operator.
 
 Dynamo traces `traced_mask` and `traced_attention` in place of the lookups. The graph then calls
-`attnscope::attend`, whose implementation runs outside of the graph. A graph holds no hook, so it
-serves every block.
+`attnscope::attend`, whose implementation runs the call outside of the graph, as in a model that is
+not compiled. A graph holds no hook, so it serves every block.
 """
 
 import threading
@@ -118,7 +118,7 @@ def _attend(
     implementation: str,
     module_id: int,
 ) -> Tensor:
-    """The operator: one call of a module of the running pass, as `run_attention` runs it."""
+    """The operator: one call of a module of the running pass."""
     module = running.modules.get(module_id)
     if module is None:
         raise ModelError(
@@ -138,9 +138,8 @@ def _attend(
         )
     options = {"scaling": scale, "softcap": softcap, "s_aux": sinks, "is_causal": causal}
     given = {name: value for name, value in options.items() if value is not None}
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(
-        implementation, eager_of(module)
-    )  # the block's
+    # Inside a block this is `run_attention`.
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_of(module))
     output: Tensor = function(module, q, k, v, mask, **given)[0]
     return output.contiguous()
 
@@ -197,8 +196,8 @@ def _shape_of_output(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
 
 
 # A `Library`, because a call of a `custom_op` takes several times as long.
-_library = torch.library.Library("attnscope", "DEF")
-_library.define(
+_library = torch.library.Library("attnscope", "DEF")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
     "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, float? scale, "
     "float? softcap, bool? causal, int number, str implementation, int module) -> Tensor",
     tags=tuple(
@@ -207,5 +206,5 @@ _library.define(
         if hasattr(torch.Tag, name)
     ),
 )
-_library.impl("attend", _attend, "CompositeExplicitAutograd")
+_library.impl("attend", _attend, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("attnscope::attend", _shape_of_output, lib=_library)

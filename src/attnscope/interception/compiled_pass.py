@@ -59,9 +59,7 @@ class _Graphs:
         # Its own code object: graphs belong to code objects.
         own = FunctionType(_traced_pass.__code__.replace(), globals(), "compiled_pass")
         backend = partial(_compile_graph, compilation.backend)
-        function = torch.compile(
-            own, backend=backend, dynamic=compilation.dynamic, fullgraph=True
-        )
+        function = torch.compile(own, backend=backend, dynamic=compilation.dynamic, fullgraph=True)
         self.functions.append((compilation, function))
         return function
 
@@ -198,7 +196,8 @@ def _has_other_hooks(base: nn.Module) -> bool:
     """Whether a base model has hooks besides the two of `hook_forward_pass`."""
     ours = len(base._forward_pre_hooks) == len(base._forward_hooks) == 1
     backward = base._backward_hooks or base._backward_pre_hooks
-    return not ours or bool(backward) or nn.modules.module._has_any_global_hook()
+    anywhere = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    return not ours or bool(backward) or bool(anywhere)
 
 
 def _needs_gradients(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
