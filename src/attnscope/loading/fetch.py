@@ -15,6 +15,7 @@ from pathlib import Path
 from attnscope import zoo
 from attnscope.errors import ModelError
 from attnscope.loading.cache import complete_folder, home, raise_if_full
+from attnscope.loading.gguf import require_packages
 from attnscope.loading.revision import sha256_of
 
 
@@ -33,6 +34,8 @@ def get(name: str, *, quiet: bool = False) -> Path:
         return target
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise _unreachable(entry, "HF_HUB_OFFLINE is set")
+    if entry.vocabulary is None:  # a GGUF file: nothing is downloaded that could not be read
+        require_packages(f"{zoo.PREFIX}{entry.name} (a GGUF file)")
     if not quiet:
         size = f"{entry.bytes / 1e6:.0f} MB, {entry.license}"
         print(f"downloading {entry.title} ({size}) once, to {_folder(entry)}", file=sys.stderr)

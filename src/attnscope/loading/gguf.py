@@ -60,11 +60,16 @@ class GgufHeader:
         return bool(self.metadata.get("tokenizer.ggml.add_bos_token", by_default))
 
 
-def read_header(file: Path) -> GgufHeader:
-    """Read the header of a file; refuses a damaged or truncated file."""
+def require_packages(what: str) -> None:
+    """Refuse to go on without the packages that read GGUF files."""
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            raise missing_package(f"the GGUF file {str(file)!r}", package, "gguf")
+            raise missing_package(what, package, "gguf")
+
+
+def read_header(file: Path) -> GgufHeader:
+    """Read the header of a file; refuses a damaged or truncated file."""
+    require_packages(f"the GGUF file {str(file)!r}")
     with file.open("rb") as opened:
         start = opened.read(24)
     if len(start) < 24 or start[:4] != b"GGUF":
