@@ -130,19 +130,15 @@ def test_one_prompt_invents_no_interval(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_themes_and_dark_change_looks_only(name: str) -> None:
+def test_themes_dark_and_a_given_title_change_looks_only(name: str) -> None:
     plain_figure = drawn(name)
-    other = draw(run_for(name), name, theme=replace(SAFE, name="mine", font="Inter"), dark=True)
+    mine = replace(SAFE, name="mine", font="Inter")
+    other = draw(run_for(name), name, theme=mine, dark=True, title="Mine")
     assert_frame_equal(other.data, plain_figure.data)
     assert other.spec["config"]["font"] == "Inter"
     assert other.spec["config"]["background"] != plain_figure.spec["config"]["background"]
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_titles_can_be_given(name: str) -> None:
-    figure = draw(run_for(name), name, title="Mine")
-    assert figure.title == "Mine"
-    assert figure.spec["title"]["text"] == ["Mine"]
+    assert other.title == "Mine"
+    assert other.spec["title"]["text"] == ["Mine"]
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -70,6 +70,7 @@ def _numbers(rank: int, folder: Path) -> dict[str, Numbers]:
     return {name: numbers(model) for name, model in models.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_two_processes_read_the_heads_of_one(tmp_path: Path) -> None:
     expected = {}

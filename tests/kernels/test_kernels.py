@@ -54,6 +54,7 @@ def test_against_the_reference(backend: str, known: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", KNOWN)
 def test_triton_on_texts_of_many_tiles(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16 × 16, so that short texts are cut like long ones."""

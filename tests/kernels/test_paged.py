@@ -29,7 +29,14 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("requests", list(REQUESTS))
+@pytest.mark.parametrize(
+    "requests",
+    [
+        "mixed",  # parts of prompts and decode steps
+        pytest.param("prefill", marks=pytest.mark.slow),
+        pytest.param("decode", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("case", list(CASES))
 def test_sums_of_pages_made_by_hand(case: str, requests: str) -> None:
     paged, dense = made_pages(REQUESTS[requests], **CASES[case])

@@ -126,6 +126,7 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
     assert all("question" not in regions for regions in filler["regions"].to_list())
 
 
+@pytest.mark.slow
 def test_filler_vs_sentence(folders: dict[str, str], tmp_path: Path) -> None:
     default = filler_vs_sentence()
     heads = {"math-qwen2": (0,), "chat-llama": (26,), "chat-gemma3": (7,)}

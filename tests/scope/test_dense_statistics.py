@@ -19,10 +19,10 @@ def test_on_a_cpu(intervention: str, mask: str) -> None:
 @pytest.mark.parametrize(
     ("intervention", "mask", "queries"),
     [
-        ("knockout all", "none", "all"),
-        ("knockout all", "none", "last"),
-        ("knockout layers", "left", "all"),
         ("nested", "window", "mask"),
+        pytest.param("knockout all", "none", "all", marks=pytest.mark.slow),
+        pytest.param("knockout all", "none", "last", marks=pytest.mark.slow),
+        pytest.param("knockout layers", "left", "all", marks=pytest.mark.slow),
     ],
 )
 def test_by_triton(intervention: str, mask: str, queries: str) -> None:

@@ -18,7 +18,7 @@ from made_runs import made_run, write_run
 MODEL = "zoo:math-qwen2"
 TEXT = "Tom has 12 apples. <b onclick=alert(1)>He</b> buys 3 bags. How many # apples?"
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
