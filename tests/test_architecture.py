@@ -85,6 +85,21 @@ SHORTCUTS = {
     ],
 }
 
+# Scripts and tests outside the package. A file imports only files of its own folder and of folders
+# before it, so benchmarks, validation and tests never import each other in a circle.
+ROOT = Path(__file__).parents[1]
+SCRIPTS = [
+    "tests/support",
+    "tools",
+    "tools/docs",
+    "training",
+    "training/shapes_vlm",
+    "benchmarks",
+    "validation",
+    "validation/faults",
+    "tests",
+]
+
 MAX_LINES = 60
 """Maximum number of lines of a function, with its docstring unless the function is public."""
 LONG_FUNCTIONS = {
@@ -140,6 +155,37 @@ def test_imports_follow_the_order() -> None:
             ours = parts[0] == "attnscope" and len(parts) > 1 and parts[1] in ORDER
             if ours and ORDER.index(parts[1]) > ORDER.index(package):
                 wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
+    assert not wrong
+
+
+def scripts() -> dict[str, list[Path]]:
+    """The Python files by their folder in `SCRIPTS`; `tests` has those of all its packages."""
+    found: dict[str, list[Path]] = {folder: [] for folder in SCRIPTS}
+    for top in sorted({folder.split("/")[0] for folder in SCRIPTS}):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            folder = path.relative_to(ROOT).parent.as_posix()
+            in_a_package = top == "tests" and folder != "tests/support"
+            found["tests" if in_a_package else folder].append(path)
+    return found
+
+
+def test_scripts_and_tests_import_in_one_direction() -> None:
+    files = scripts()
+    homes: dict[str, list[str]] = {}
+    for folder, paths in files.items():
+        for path in paths:
+            homes.setdefault(path.stem, []).append(folder)
+    wrong = []
+    for at, (folder, paths) in enumerate(files.items()):
+        assert paths, folder
+        allowed = SCRIPTS[: at + 1]
+        for path in paths:
+            ours = {name.split(".")[0] for name in imports_of(path)} & homes.keys()
+            wrong += [
+                f"{path.relative_to(ROOT)} imports {homes[name][0]}/{name}.py"
+                for name in sorted(ours)
+                if not set(homes[name]) & set(allowed)
+            ]
     assert not wrong
 
 

@@ -50,11 +50,11 @@ class Tensors(Hook):
 def keep(file: str, folders: list[str]) -> None:
     """Write queries and keys of these models."""
     import transformers as hf
-    from exact import text_of
     from safetensors.torch import save_file
 
     from attnscope.interception import sites
     from attnscope.interception.intercept import register
+    from exact_cpu import text_of
 
     out: dict[str, Tensor] = {}
     for folder in folders:

@@ -91,11 +91,12 @@ def measure(small, tmp_path) -> Iterator[Callable[[int, Path], int]]:
 
 @pytest.mark.timeout(1200)  # some fifty runs
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_killed_before_every_operation(measure, tmp_path):
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_before_every_operation(measure, tmp_path, step):
     operations = measure(0, tmp_path / "whole")
     assert 16 < operations < 255
     whole = bytes_of(tmp_path / "whole")
-    for last in range(1, operations + 1):
+    for last in range(1, operations + 1, step):
         folder = tmp_path / str(last)
         assert measure(last, folder) == -signal.SIGKILL
         for name, content in bytes_of(folder).items():

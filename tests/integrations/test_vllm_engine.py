@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-RUNS = TESTS / "support" / "vllm_runs.py"
+RUNS = Path(__file__).with_name("vllm_runs.py")
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: make test-vllm", allow_module_level=True)
 
