@@ -16,8 +16,19 @@ from typing import Any
 OWN_HOME = tempfile.TemporaryDirectory(prefix="attnscope-tests-", ignore_cleanup_errors=True)
 """Removed when the process ends. Processes that a test starts use it too."""
 
+# Settings of libraries, of launchers of several processes, and of terminals and CI runners, for
+# which help texts and tables are wrapped and coloured.
+OTHERS_SETTINGS = (
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ATTNSCOPE_", "ACCELERATE_", "RAY_", "AWS_"),
+    *("NUMBA_", "TRITON_", "TORCH_", "PYTORCH_", "TORCHELASTIC_", "TYPER_", "_TYPER_"),
+)
+OTHERS_NAMES = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "XDG_CACHE_HOME"),
+}
 for name in list(os.environ):
-    if name.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ATTNSCOPE_")):
+    if name.startswith(OTHERS_SETTINGS) or name.upper() in OTHERS_NAMES:
         del os.environ[name]
 os.environ["HF_HOME"] = f"{OWN_HOME.name}/huggingface"
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -322,6 +322,7 @@ def _one_of_two(rank: int, folder: str, out: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_of_two_processes_the_first_measures(folder: Path, tmp_path: Path) -> None:
     spawn(_one_of_two, (str(folder), str(tmp_path)), nprocs=2)
     one, other = (torch.load(tmp_path / f"weights-{rank}.pt") for rank in (0, 1))

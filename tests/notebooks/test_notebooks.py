@@ -26,6 +26,7 @@ def test_there_are_three() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["1-first-look", "2-two-prompts", "3-is-it-causal"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path) -> None:
     """With a bundled model: the one of the notebook has to be downloaded."""
