@@ -13,9 +13,9 @@ from attnscope.errors import InputError
 from attnscope.experiment.plan import Plan, make_plan
 from attnscope.experiment.prompt_list import samples_of
 from attnscope.paths import read_file
+from attnscope.run.folder_checks import differing_keys
 from attnscope.run.layout import LARGEST_METADATA, read_json
 from attnscope.run.schemas import REPEATS
-from attnscope.run.writer import differing_keys
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.experiment_yaml import read_experiment
 

@@ -27,9 +27,10 @@ from attnscope.experiment.split_retry import split_and_retry
 from attnscope.interception.wrappers import unwrapped
 from attnscope.loading.compatibility import add_bos
 from attnscope.run.environment import accept_differences, differences
+from attnscope.run.folder_checks import differing_keys
 from attnscope.run.layout import DamageError, checked_index
 from attnscope.run.store import refuse_other_formats
-from attnscope.run.writer import Directory, differing_keys, open_directory
+from attnscope.run.writer import Directory, open_directory
 from attnscope.scope.watch import watch
 from attnscope.spec.experiment import Experiment, make_experiment
 from attnscope.spec.experiment_yaml import read_experiment

@@ -21,6 +21,7 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.paths import UNFINISHED, read_file, write_file
+from attnscope.run.folder_checks import check_same, inside, make_folder, may_precede_a_run
 from attnscope.run.layout import (
     FORMAT,
     IMAGE_TOKENS,
@@ -57,7 +58,7 @@ def open_directory(
     extends. `prompts` is the content of a prompt file that is not on disk."""
     directory = Directory(folder, prompts, old)
     with directory.explain_disk_errors():
-        _make_folder(folder)
+        make_folder(folder)
         with locked(folder, shared=shared):
             directory.prepare(experiment, shared=shared)
             yield directory
@@ -77,7 +78,7 @@ class Directory:
         """Check that the directory is empty or belongs to this experiment."""
         experiment_file = self.folder / "experiment.yaml"
         other_files = not experiment_file.is_file() and any(
-            not _may_precede_a_run(path) for path in _inside(self.folder)
+            not may_precede_a_run(path) for path in inside(self.folder)
         )
         if experiment_file.is_file():  # checked again: another shard may have started
             refuse_other_formats(self.folder)
@@ -85,7 +86,7 @@ class Directory:
             if self.old is not None and stored.digest == self.old.digest:
                 self.remove_manifest()  # what it vouches for is replaced now
             else:
-                _same_experiment(self.folder, experiment_file, stored, experiment)
+                check_same(self.folder, experiment_file, stored, experiment)
         elif other_files:
             raise InputError(
                 f"{self.folder} holds files that are not of a run; give an empty or a new "
@@ -124,7 +125,7 @@ class Directory:
 
     def batches(self) -> set[str]:
         """The batches that anything is there of."""
-        names = (path.name for path in _inside(self.folder / "cells"))
+        names = (path.name for path in inside(self.folder / "cells"))
         return {id for name in names if (id := batch_of(name)) is not None}
 
     def done(self, planned: Mapping[str, Sequence[str]]) -> set[str]:
@@ -253,7 +254,7 @@ class Directory:
 
     def remove_batch(self, id: str) -> None:
         """Delete the files of a batch: its index first, so that it is never there in part."""
-        names = (path.name for path in _inside(self.folder / "cells"))
+        names = (path.name for path in inside(self.folder / "cells"))
         files = [name for name in names if batch_of(name) == id]
         for name in sorted(files, key=lambda name: not name.endswith(".json")):
             (self.folder / "cells" / name).unlink(missing_ok=True)
@@ -353,58 +354,3 @@ _REASONS = {
     errno.ELOOP: ("bad-path", "{folder} cannot be made: its path is a link that leads to itself"),
     errno.ENOENT: ("folder-missing", "{folder} was moved or deleted while the run wrote to it"),
 }
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_symlink() and not folder.exists():
-        raise InputError(
-            f"{folder} is a link without a target; give a directory with --out",
-            code="not-a-directory",
-            folder=str(folder),
-        )
-    if folder.exists() and not folder.is_dir():
-        raise InputError(
-            f"{folder} is a file; give a directory with --out",
-            code="not-a-directory",
-            folder=str(folder),
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-def _inside(folder: Path) -> list[Path]:
-    """What is there; an object store has no empty directories."""
-    return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _may_precede_a_run(path: Path) -> bool:
-    """What may be there before the first file is: the rest of an interrupted beginning."""
-    return (
-        path.name.endswith(UNFINISHED)
-        or path.name.startswith("prompts.")
-        or (path.name == "cells" and path.is_dir() and not _inside(path))
-    )
-
-
-def differing_keys(one: Experiment, other: Experiment) -> list[str]:
-    """The keys in which two experiments differ, but for those that change no stored number."""
-    first, second = one.identity(), other.identity()
-    return [key for key in {**first, **second} if first.get(key) != second.get(key)]
-
-
-def _same_experiment(
-    folder: Path, file: Path, stored_experiment: Experiment, experiment: Experiment
-) -> None:
-    differing = differing_keys(stored_experiment, experiment)
-    if differing:
-        stored, new = stored_experiment.identity(), experiment.identity()
-        differences = "; ".join(
-            f"{key}: {stored.get(key)} there, {new.get(key)} here" for key in differing
-        )
-        raise InputError(
-            f"{folder} holds another experiment, which differs in {', '.join(differing)} "
-            f"({differences}). Give another directory with --out, or run the experiment of this "
-            f"directory: attnscope run {file} --out {folder}",
-            code="other-experiment",
-            folder=str(folder),
-            keys=differing,
-        )
