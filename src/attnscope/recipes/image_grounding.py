@@ -62,14 +62,14 @@ def _statistics(run: Run) -> Iterator[Statistic]:
         heads = _heads(run, model)
         for queries in run.experiment.queries:
             yield from _of_queries(run, f"{model}, queries {queries}", heads, model, queries)
-        queries = run.experiment.queries[0]
-        cells, prompts = _table(run, model, queries, "pointing", column="uniform")
-        for column, what in BLIND.items():
-            if column in run.prompts.columns:
-                of = dict(run.prompts.select("prompt", column).rows())
-                blind = np.array([[1 / of[prompt]] for prompt in prompts])
-                yield Statistic(what, blind[1::2], mean)
-        yield Statistic(f"{POINTING}, a random cell of the map", cells[1::2], mean)
+    first, queries = next(iter(run.experiment.models)), run.experiment.queries[0]
+    cells, prompts = _table(run, first, queries, "pointing", column="uniform")
+    for column, what in BLIND.items():
+        if column in run.prompts.columns:
+            of = dict(run.prompts.select("prompt", column).rows())
+            blind = np.array([[1 / of[prompt]] for prompt in prompts])
+            yield Statistic(what, blind[1::2], mean)
+    yield Statistic(f"{POINTING}, a random cell of the map", cells[1::2], mean)
 
 
 def _of_queries(
