@@ -55,6 +55,7 @@ PAGES = ["README.md"] + [
         "experiments",
         "figures",
         "interventions",
+        "pictures",
         "statistics",
         "tokens-and-prompts",
         "training",
