@@ -67,7 +67,11 @@ def test_the_card_describes_the_model_and_its_training() -> None:
     assert tuple(card.exact_match) == tuple(card.constant_answer) == TASKS
 
 
-@pytest.mark.parametrize("task", TASKS)
+QUICK = "color"
+EACH = [task if task == QUICK else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+
+
+@pytest.mark.parametrize("task", EACH)
 def test_exact_match_is_what_the_card_says(task: str) -> None:
     """Within four standard deviations, through the processor that users get, padding included."""
     count, share = 40, zoo.card(NAME).exact_match[task]
