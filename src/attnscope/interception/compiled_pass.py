@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
 from functools import partial
-from types import CodeType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -34,6 +34,8 @@ from attnscope.interception.coverage import check_graph, is_checked
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.hooks import RegisteredHook, current
 from attnscope.interception.pass_hooks import end_pass, start_pass
+from attnscope.interception.sites import Sites
+from attnscope.interception.wrappers import is_compiled
 
 
 class _Compilation(NamedTuple):
@@ -83,9 +85,9 @@ def _compile_graph(backend: Any, graph: Any, inputs: Any) -> Any:
     return backend(graph, inputs)
 
 
-def route_passes(base: nn.Module) -> ExitStack:
+def route_passes(base: nn.Module, sites: Sites) -> ExitStack:
     """Have the calls of a base model go through `_run`; a copy of the model does not."""
-    undo, own = ExitStack(), _compiled_parts(base)
+    undo, own = ExitStack(), _of_modules(base, sites)
     before = vars(base).get("_compiled_call_impl")
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -102,6 +104,8 @@ def route_passes(base: nn.Module) -> ExitStack:
         return plain(*args, **kwargs)
 
     def restore() -> None:
+        if vars(base).get("_compiled_call_impl") is not call:
+            return  # other code compiled it inside the block
         if before is None:
             del base._compiled_call_impl
         else:
@@ -205,33 +209,26 @@ def _needs_gradients(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool
     return any(each.requires_grad for each in (*base.parameters(), *tensors))
 
 
-_COMPILED_CALL = "compile_wrapper"
-"""The name of the function that `torch.compile` returns."""
-
-
 def _enclosing() -> _Compilation | None:
     """How the innermost compiled function that is running here was compiled."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if _is_compiled(frame.f_code):
+        if is_compiled(frame.f_code):
             return _compilation_of(frame.f_locals)
         frame = frame.f_back
     return None
 
 
-def _compiled_parts(base: nn.Module) -> _Compilation | None:
+def _of_modules(base: nn.Module, sites: Sites) -> _Compilation | None:
     """How the first compiled module of a base model was compiled."""
-    for module in base.modules():
-        for name in ("_compiled_call_impl", "forward"):
-            function = vars(module).get(name)
-            if isinstance(function, FunctionType) and _is_compiled(function.__code__):
-                cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-                return _compilation_of({name: cell.cell_contents for name, cell in cells})
+    if not sites.compiled:
+        return None
+    parts = {*base.modules()}
+    for module, function in sites.compiled.items():
+        if module in parts:
+            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            return _compilation_of({name: cell.cell_contents for name, cell in cells})
     return None
-
-
-def _is_compiled(code: CodeType) -> bool:
-    return code.co_name == _COMPILED_CALL and code.co_filename == eval_frame.__file__
 
 
 def _compilation_of(names: dict[str, Any]) -> _Compilation:

@@ -109,7 +109,7 @@ def register(
     for base in {*sites.base_models.values()}:
         shared += [
             (base, partial(hook_forward_pass, base)),
-            ((base, "call"), partial(route_passes, base)),
+            ((base, "call"), partial(route_passes, base, sites)),
         ]
     shared += [
         ((outer, base), partial(hook_outer_model, outer, base))

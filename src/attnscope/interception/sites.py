@@ -1,7 +1,8 @@
 """Finds the attention modules of a model, and assigns each to a stack and a layer."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from attnscope.interception.stacks import (
     text_stacks,
     too_many_stacks,
 )
-from attnscope.interception.wrappers import unwrapped
+from attnscope.interception.wrappers import compiled_function, unwrapped
 
 Kind = Literal["self", "cross"]
 
@@ -73,6 +74,8 @@ class Sites:
     """The lists of attention layers that are not measured: vision and audio towers."""
     structure: int
     """A hash of the model's modules, their classes and their `forward`."""
+    compiled: dict[nn.Module, FunctionType] = field(default_factory=dict)
+    """The modules that were compiled by themselves, with what `torch.compile` returned."""
     split: SplitHeads | None = None
     """The processes that share the heads; None if this one has all."""
 
@@ -173,6 +176,11 @@ def _search(model: PreTrainedModel) -> Sites:
         model=model,
         left_out=tuple(prefix for prefix in everything if prefix not in stacks),
         structure=structure(named),
+        compiled={
+            module: function
+            for module in named.values()
+            if (function := compiled_function(module)) is not None
+        },
     )
 
 

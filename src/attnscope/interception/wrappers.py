@@ -1,8 +1,10 @@
 """Finds the transformers model inside a wrapper: PEFT, `torch.compile`, data parallelism."""
 
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
+from torch._dynamo import eval_frame
 from transformers import PreTrainedModel
 
 from attnscope.errors import ModelError
@@ -31,6 +33,20 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
         _check(inner, package=kind[0])
         inner = _INNER[kind](inner)
     return inner
+
+
+def compiled_function(module: nn.Module) -> FunctionType | None:
+    """The function of `torch.compile` that a module runs in place of its own, if there is one."""
+    for name in ("_compiled_call_impl", "forward"):
+        function = module.__dict__.get(name)
+        if isinstance(function, FunctionType) and is_compiled(function.__code__):
+            return function
+    return None
+
+
+def is_compiled(code: CodeType) -> bool:
+    """Whether this is the code of the functions that `torch.compile` returns."""
+    return code.co_name == "compile_wrapper" and code.co_filename == eval_frame.__file__
 
 
 def _class_names(model: nn.Module) -> list[tuple[str, str]]:
