@@ -373,6 +373,18 @@ def test_errors_inside_a_block() -> None:
     assert "_compiled_call_impl" not in vars(model.model)
 
 
+def test_a_model_that_is_compiled_inside_a_block_stays_so() -> None:
+    model = build("qwen2")
+    expected, _ = watched(model, model, input_ids=IDS)
+    with attnscope.watch(model) as scope:
+        model.model.compile(backend="eager")
+        model(IDS)
+    assert torch.equal(scope.received(1), expected.received(1))
+    assert vars(model.model)["_compiled_call_impl"] is not None
+    assert compilations() == 0
+    stays_compiled(model, model, input_ids=IDS)
+
+
 def test_other_threads_and_copies_run_as_without_a_block() -> None:
     model = build("qwen2")
     compiled = torch.compile(model, backend="eager")

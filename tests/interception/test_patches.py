@@ -45,7 +45,9 @@ def touched(model: PreTrainedModel) -> dict[str, Any]:
     methods = {
         f"{owner.__name__}.{name}": value for owner in owners for name, value in vars(owner).items()
     }
-    return hooks | methods | {"stance": eval_frame._stance.stance}
+    compiler = {name: getattr(eval_frame, name) for name in ("_stance", "_callback_from_stance")}
+    calls = {name: vars(part).get("_compiled_call_impl") for name, part in model.named_modules()}
+    return hooks | methods | compiler | calls
 
 
 def in_thread(do: Callable[[], Any]) -> Any:

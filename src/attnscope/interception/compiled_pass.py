@@ -92,9 +92,11 @@ def route_passes(base: nn.Module, sites: Sites) -> ExitStack:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         plain = before or base._call_impl
+        if torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
         hooks = [hook for hook, _ in current().hooks_of(base)]
         compilation = (_enclosing() or own) if hooks else None
-        if compilation is None or torch.compiler.is_compiling():
+        if compilation is None:
             return plain(*args, **kwargs)
         problem = _problem(base, hooks, compilation, args, kwargs)
         if problem is None:
@@ -126,7 +128,6 @@ def _run(
     """Run a pass through its graph; it starts and ends outside of the graph."""
     graphs, output = _graphs.setdefault(base, _Graphs()), None
     function = graphs.function(compilation)
-    start_pass(base, args, kwargs)
     modules = {
         id(module): module
         for hook in hooks
@@ -135,14 +136,15 @@ def _run(
     }
     running.begin(modules)
     try:
+        start_pass(base, args, kwargs)
         try:
             with patches.one_compiled_call():
                 output = function(base, args, kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             # The graph is whole, so nothing of the pass has run.
+            output = base.forward(*args, **kwargs)
             graphs.problem = f"torch cannot compile it as one graph: {_reason(error)}"
             _warn(graphs.problem)
-            output = base.forward(*args, **kwargs)
         return output
     finally:
         running.begin({})
