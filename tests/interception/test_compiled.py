@@ -382,7 +382,9 @@ def test_a_model_that_is_compiled_inside_a_block_stays_so() -> None:
     assert torch.equal(scope.received(1), expected.received(1))
     assert vars(model.model)["_compiled_call_impl"] is not None
     assert compilations() == 0
-    stays_compiled(model, model, input_ids=IDS)
+    scope, _ = watched(model, model, input_ids=IDS)
+    assert torch.equal(scope.received(1), expected.received(1))
+    assert compilations() == 1
 
 
 def test_other_threads_and_copies_run_as_without_a_block() -> None:
