@@ -249,7 +249,7 @@ def test_a_text_longer_than_the_positions_is_refused() -> None:
     assert error.value.code == "too-many-tokens"
 
 
-def test_bad_tasks_are_refused(tmp_path: Path) -> None:
+def test_bad_tasks_are_refused(tasks: Path, tmp_path: Path) -> None:
     from attnscope.evaluate.harness import _generation_settings
 
     asked = Evaluation(model=MODEL, task=str(tmp_path / "none.yaml"), problems=1)
@@ -259,6 +259,12 @@ def test_bad_tasks_are_refused(tmp_path: Path) -> None:
     asked = Evaluation(model=MODEL, task=str(tmp_path / "bad.yaml"), problems=1)
     with raises(InputError, "task-refused"):
         evaluate(asked, ["baseline"])
+    chosen = (tasks / "chosen.yaml").read_text()
+    for name, right in (("beyond", "doc_to_target: 3"), ("template", 'doc_to_target: "{{answer"')):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(chosen.replace("doc_to_target: 1", right))
+        with raises(InputError, "task-refused"):
+            evaluate(Evaluation(model=MODEL, task=str(file), problems=1), ["baseline"])
     assert _generation_settings({"until": "\n", "do_sample": False, "temperature": 0.7}) == (
         256,
         0.0,

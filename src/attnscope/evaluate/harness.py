@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
+from jinja2 import TemplateError
 
 from attnscope.errors import InputError, missing_package
 from attnscope.evaluate.likelihood import Continuation, likelihoods
@@ -336,9 +337,9 @@ def run_task(lm: ConditionedLM, task: str, *, problems: int | None, chat: bool) 
             bootstrap_iters=0,
             task_manager=TaskManager(include_defaults=not local),
         )
-    except (KeyError, ValueError, FileNotFoundError) as error:
+    except (LookupError, ValueError, FileNotFoundError, TemplateError) as error:
         raise InputError(
-            f"lm-evaluation-harness refuses the task {task!r}: {error}",
+            f"lm-evaluation-harness refuses the task {task!r}: {type(error).__name__}: {error}",
             code="task-refused",
             task=task,
         ) from error
