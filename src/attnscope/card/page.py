@@ -142,8 +142,9 @@ def _differences(cards: Sequence[Card], rows: Sequence[dict[str, Any]]) -> list[
     tested = [row for row in rows if row["q"] is not None]
     significant = [row for row in tested if differs(row)]
     lines = [
-        f"{upper_first(row['name'])}: {b} has {'more' if row['difference'] > 0 else 'less'} than {a} "
-        f"({_number(row['cells'][1]['value'], row)} and {_number(row['cells'][0]['value'], row)})."
+        f"{upper_first(row['name'])}: {b} has {'more' if row['difference'] > 0 else 'less'} "
+        f"than {a} ({_number(row['cells'][1]['value'], row)} and "
+        f"{_number(row['cells'][0]['value'], row)})."
         for row in significant
     ]
     rest = len(tested) - len(significant)
