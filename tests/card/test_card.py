@@ -120,8 +120,8 @@ def test_the_page_is_made_from_the_json_alone(folder: Path, card: Card, tmp_path
 def test_the_first_sentence_has_the_numbers_of_the_table(card: Card) -> None:
     mass = number(card, "mass on the first token")["value"]
     share = number(card, "share of heads with more than 0.3 on it")["value"]
-    said = f"{100 * mass:.0f} % of the attention goes to the first token; {100 * share:.0f} %"
-    assert said in card_page([card])
+    sentence = f"{100 * mass:.0f} % of the attention goes to the first token; {100 * share:.0f} %"
+    assert sentence in card_page([card])
     both = card_page([card, changed(card, 0.0)])
     heads = both.split('<section id="heads">')[1].split("</section>")[0]
     assert heads.count("<figure") == 3  # the types of both, and the distances
@@ -152,7 +152,8 @@ def test_a_difference_is_paired_by_text_and_signed(card: Card) -> None:
     assert differs(row)
     assert [name for name, one in rows.items() if differs(one)] == ["mass on the first token"]
     page = card_page([card, other])
-    assert "Mass on the first token: other has less than math-qwen2" in page
+    name, direction = "Mass on the first token", "other has less than math-qwen2"
+    assert f"{name}: {direction}" in page
 
 
 def test_two_cards_from_files(folder: Path, card: Card, tmp_path: Path) -> None:

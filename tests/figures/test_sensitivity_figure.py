@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,14 +113,13 @@ def test_a_verdict_is_a_colour_and_a_shape(run: MadeRun) -> None:
     assert "'circle', 'cross'" in spec
 
 
-def test_a_dashed_line_is_at_what_the_claim_needs(run: MadeRun) -> None:
-    figure = draw(run, "sensitivity", claim=CHARACTERS)
-    assert "the dashed line at 1.05 is what is needed" in figure.description
-    assert "mass: ratio" in str(figure.spec)
+def test_lines_are_at_what_the_claim_needs_and_at_no_difference(run: MadeRun) -> None:
     (value,) = make_claims({"value": "mass[class=hash] > 0.2 in each layer"}, "test")
-    text = draw(run, "sensitivity", claim=value).description
-    assert "the dashed line at 0.2 is what is needed" in text
-    assert "is no difference" not in text
+    for claim, dashed, solid in ((CHARACTERS, 1.05, [1.0]), (value, 0.2, [])):
+        text = str(draw(run, "sensitivity", claim=claim).spec)
+        drawn = dict.fromkeys(re.findall(r"'strokeDash': \[(\d), \d\].*?'datum': ([\d.]+)", text))
+        assert {float(at) for dash, at in drawn if dash == "4"} == {dashed}
+        assert [float(at) for dash, at in drawn if dash == "1"] == solid
 
 
 def test_the_rows_can_be_chosen(run: MadeRun) -> None:

@@ -328,10 +328,10 @@ def test_heads_without_enough_values_are_named_and_not_called_too_few_prompts():
     line, size = "first_token > 0.3 in at least 1 head", {"prompts": range(20), "layers": 1}
     (result,) = one(line, firsts(values(3, (0, 1, 2)), heads=3, **size)).results
     assert result.word == "cannot tell"
-    assert result.note == "each of the 3 has no value in more than 1 in 10 prompts"
+    assert "1 in 10" in result.note
     (result,) = one(line, firsts(values(3, (0,)), heads=3, **size)).results
     assert (result.word, result.low) == ("holds", 2)
-    assert result.note == "1 of 3 have no value in more than 1 in 10 prompts"
+    assert "1 of 3" in result.note
     (result,) = one(line, firsts(values(2, (0, 1, 2)), heads=3, **size)).results
     assert (result.word, result.low, result.note) == ("holds", 3, "")
 

@@ -139,8 +139,9 @@ def _tables(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _change(group: Sequence[Verdict]) -> str:
     """The heading of the estimates: changes, or numbers of heads or layers."""
-    kinds = {result.kind for verdict in group for result in verdict.results}
-    return f"{kinds.pop()} beyond" if len(kinds) == 1 and kinds <= set(COUNTS) else "change"
+    results = [result for verdict in group for result in verdict.results]
+    same = len({result.kind for result in results}) == 1 and results[0].kind in COUNTS
+    return f"{results[0].kind} beyond" if same else "change"
 
 
 def _statement(group: Sequence[Verdict]) -> str:

@@ -213,8 +213,8 @@ def _source(experiment: Experiment) -> dict[str, Any]:
     changed = experiment.prompts.model_dump(mode="json", exclude_defaults=True)
     shown = {key: prompts.get(key) for key in ("source", "count", "seed")} | changed
     records = shown.pop("records", None)
-    given = {key: value for key, value in shown.items() if value is not None}
-    return given if records is None else given | {"records": len(records)}
+    known = {key: value for key, value in shown.items() if value is not None}
+    return known if records is None else known | {"records": len(records)}
 
 
 def _rules(experiment: Experiment) -> pl.DataFrame:
