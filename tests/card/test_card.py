@@ -182,3 +182,9 @@ def test_experiments_of_a_card_use_the_texts_without_a_chat_template() -> None:
         experiment = card_experiments(MODEL)[name]
         assert experiment.chat is False
         assert len(experiment.prompts.records) == len(texts())
+
+
+def test_a_model_in_a_folder_has_its_name_and_not_the_path(card: Card) -> None:
+    page = card_page([{**card, "model": card["model"] | {"name": "/srv/models/tuned"}}])
+    assert "/srv/models" not in page
+    assert "attnscope card tuned" in page

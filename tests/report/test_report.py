@@ -394,3 +394,18 @@ def test_the_methods_have_the_rules_of_the_classes_and_count_the_records() -> No
 
 def _section(page: str, name: str) -> str:
     return page.split(f'<section id="{name}">')[1].split("</section>")[0]
+
+
+def test_a_model_in_a_folder_has_its_name_and_not_the_path() -> None:
+    run = made_run(models=("mine",), measures=("entropy",))
+    about = {"mine": run.environment["models"]["mine"] | {"name": "/srv/models/tuned"}}
+    page = build(
+        replace(
+            run,
+            experiment=run.experiment.with_keys(models={"mine": "/srv/models/tuned"}),
+            environment={**run.environment, "models": about},
+        )
+    )
+    assert "/srv/models" not in page
+    assert "<td>tuned</td>" in page
+    assert "mine: tuned" in page

@@ -17,7 +17,7 @@ from attnscope.card.numbers import CLASSES, GENERATED, LARGEST, OTHERS, RATIO, C
 from attnscope.figures.head_types import HEAD_TYPES
 from attnscope.figures.page import templates
 from attnscope.figures.registry import draw_table
-from attnscope.figures.text_format import BUNDLED, count, join, upper_first
+from attnscope.figures.text_format import BUNDLED, count, join, model_name, upper_first
 from attnscope.measures.residual import TIMES
 from attnscope.recipes.sinks import SINK
 
@@ -48,7 +48,7 @@ def card_page(cards: Sequence[Card]) -> str:
         of_heads=len(cards),  # rows of figures with a cell for each head
         drawings=[drawing for row in figures for drawing in row],
         texts=texts(),
-        command=f"attnscope card {' '.join(card['model']['name'] for card in cards)}"
+        command=f"attnscope card {' '.join(model_name(card['model']['name']) for card in cards)}"
         + (" --bos" if any(card["settings"]["bos"] for card in cards) else ""),
         sortable=False,
     )
@@ -60,7 +60,8 @@ def _models(cards: Sequence[Card]) -> pl.DataFrame:
     names = {"kv_heads": "key/value heads", "dtype": "data type"}
     table = {"": [names.get(key, key) for key in keys] + ["begin-of-sequence token"]}
     for card in cards:
-        values = [card["model"][key] for key in keys]
+        model = card["model"] | {"name": model_name(card["model"]["name"])}
+        values = [model[key] for key in keys]
         shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
         added = "put in front" if card["settings"]["bos"] else "as the tokenizer does"
         table[card["label"]] = [*shown, added]

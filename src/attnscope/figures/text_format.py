@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import PurePath
 
 DIGITS = 6
 """Significant digits of every number that a figure shows, in all of its formats."""
@@ -74,3 +75,9 @@ def wrap(text: str, pixels: float, size: float) -> list[str]:
 def no_formula(text: str) -> str:
     """A text for a CSV file: a spreadsheet program does not read it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def model_name(name: object) -> str:
+    """The name of a model; of a folder or file with an absolute path, only its own name."""
+    path = PurePath(str(name))
+    return path.name if path.is_absolute() else str(name)

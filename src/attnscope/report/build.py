@@ -19,7 +19,7 @@ from attnscope.figures.caption import bundled_note, unfinished_note
 from attnscope.figures.numbers import in_order
 from attnscope.figures.page import templates
 from attnscope.figures.select import conditions_in_order, models_in_order
-from attnscope.figures.text_format import BUNDLED, count, join
+from attnscope.figures.text_format import BUNDLED, count, join, model_name
 from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.recipes import RECIPES
 from attnscope.report.published import published_statistics
@@ -173,7 +173,7 @@ def _environment(run: Run) -> dict[str, str]:
     if run.elsewhere:
         about["environments of other batches"] = join([str(one) for one in run.elsewhere])
     revisions = [
-        f"{label}: {entry.get('name')} at {entry.get('revision')}"
+        f"{label}: {model_name(entry.get('name'))} at {entry.get('revision')}"
         for label, entry in run.environment.get("models", {}).items()
     ]
     return {name: _text(value) for name, value in (about | {"models": join(revisions)}).items()}
@@ -242,6 +242,7 @@ def _models(run: Run) -> pl.DataFrame:
     rows = [
         {"label": label}
         | {c: _text(known.get(label, {}).get(c)) for c in columns}
+        | {"name": model_name(known.get(label, {}).get("name") or "—")}
         | {"note": BUNDLED if known.get(label, {}).get("bundled") else ""}
         for label in _labels(run)
     ]
@@ -332,8 +333,10 @@ def _comparison(run: Run, **units: Any) -> dict[str, Any]:
 
 
 def _with_relative_path(experiment: Experiment) -> Experiment:
-    """The experiment with the path of its prompts relative to the directory of the run."""
-    prompts = experiment.prompts
+    """The experiment with the path of its prompts relative to the directory of the run, and models
+    of absolute paths by their own names."""
+    models = {label: model_name(name) for label, name in experiment.models.items()}
+    experiment, prompts = experiment.with_keys(models=models), experiment.prompts
     path = getattr(prompts, "path", None)
     if path is None:
         return experiment
