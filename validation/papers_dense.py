@@ -42,6 +42,7 @@ class Text:
     def __init__(self, tokens: pl.DataFrame, model: Any):
         self.model = model
         self.ids = np.array(tokens["id"].to_list())
+        self.pieces = tokens["text"].to_list()
         self._regions = tokens["regions"].to_list()
         self.prompt = int((tokens["role"] != "generated").sum())
         ids = torch.from_numpy(self.ids)[None].long()
@@ -165,6 +166,54 @@ def beyond(first_query: str) -> Any:
     return rest
 
 
+def sentences(text: Text) -> list[Array]:
+    """The positions of each sentence. A word begins one if `.`, `!` or `?` (and closing marks)
+    stand before it, or an empty line, and at least ten characters since the last one began."""
+    whole, begun, of_letters = "".join(text.pieces), 0, [0]
+    for n in range(1, len(whole)):
+        new = False
+        if whole[n - 1].isspace() and not whole[n].isspace():
+            said = whole[begun:n].rstrip()
+            ended = said.rstrip("\"')]}*")[-1:] in (".", "!", "?")
+            new = (ended or whole[len(said) + begun : n].count("\n") > 1) and len(
+                said.strip()
+            ) >= 10
+        begun = n if new else begun
+        of_letters.append(of_letters[-1] + new)
+    ends = np.cumsum([len(piece) for piece in text.pieces])
+    indents = [len(piece) - len(piece.lstrip()) for piece in text.pieces]
+    firsts = [
+        end - len(piece) + indent % max(1, len(piece))
+        for end, piece, indent in zip(ends, text.pieces, indents, strict=True)
+    ]
+    of_tokens = np.array(of_letters)[firsts]
+    return [np.flatnonzero(of_tokens == number) for number in range(of_tokens.max() + 1)]
+
+
+def receivers(keys: str, read: Any) -> Any:
+    """Of the sentences of the keys: the block means of A, and for each sentence the mean of its
+    column from 4 sentences below it on (2506.19143)."""
+
+    def of_heads(text: Text) -> Array:
+        chosen = {"all": np.arange(len(text.ids)), "not-first": np.arange(1, len(text.ids))}
+        inside = chosen[keys] if keys in chosen else text.where(keys)
+        blocks = [np.intersect1d(piece, inside) for piece in sentences(text)]
+        blocks = [block for block in blocks if len(block)]
+        mean = np.array(
+            [[text.A[:, :, i][..., j].mean((2, 3)) for j in blocks] for i in blocks]
+        )  # [sentences, sentences, layers, heads]
+        scores = [mean[j + 4 :, j].mean(0) for j in range(len(blocks) - 4)]
+        return read(np.stack(scores, -1))
+
+    return of_heads
+
+
+def excess(scores: Array) -> Array:
+    """Fisher's kurtosis over the last axis."""
+    off = scores - scores.mean(-1, keepdims=True)
+    return (off**4).mean(-1) / (off**2).mean(-1) ** 2 - 3
+
+
 def on(region: str, rows: str) -> Any:
     """Mass on a region, mean over the queries of another."""
 
@@ -209,6 +258,13 @@ FORMULAS: dict[str, list[tuple[str, dict[str, str], Any]]] = {
     "streaming": [
         *(("on_rest", {"queries": q}, beyond(q)) for q in ("all", "predicts:generated")),
         ("retrieval", {"queries": "predicts:generated"}, retrieval),
+    ],
+    "receivers": [
+        *(
+            ("receiver_kurtosis", {"keys": keys}, receivers(keys, excess))
+            for keys in ("all", "not-first", "solution")
+        ),
+        ("receiver_sentence", {"keys": "solution"}, receivers("solution", lambda s: s.argmax(-1))),
     ],
     "massive": [
         ("residual_largest", {}, nth_largest(1)),

@@ -114,9 +114,14 @@ CALM = {
     "induction": [_noise("induction", 0.29, queries="region:repeat:2")],
     "lookback": [_noise("lookback_per_token", 0.52, queries="predicts:generated")],
     "heavy": [_noise("top_share", 0.59, item="0.2")],
+    "receivers": [_noise("receiver_kurtosis", 2.8, keys="solution")],
     "streaming": [_noise("on_rest", 0.49)],
     "alignment": [_noise("alignment", 0.675, queries="predicts:transcript")],
     "massive": [_noise("residual_largest", 97), _noise("residual_ratio", 970)],
+    "rerank": [
+        _noise("rerank_score", 0.1, keys=key, queries="region:query", condition="no-query")
+        for key in ("relevant", "distractor")
+    ],
     "needle": [_noise("retrieval", 0.095, keys="answer", queries="predicts:generated")],
     "drift": [
         _noise("mass", 0.1, keys="system", **WHOLE, queries=f"region:turn:{n}:assistant")

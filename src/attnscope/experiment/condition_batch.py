@@ -23,6 +23,7 @@ from attnscope.spec.experiment import Experiment
 from attnscope.spec.generate import GENERATED
 from attnscope.spec.queries import parse_queries
 from attnscope.tokens import Region, TokenizedPrompt, pad, prompt_from_ids
+from attnscope.tokens.sentences import sentences_of_tokens
 from attnscope.tokens.tokenized import Mask, PaddedBatch
 from attnscope.vision.model_inputs import picture_inputs
 
@@ -173,6 +174,18 @@ class ConditionBatch:
     def targets(self) -> list[Target | None]:
         """[B] what the question of each cell is about."""
         return [self.plan.targets.get((cell.prompt, cell.condition)) for cell in self.cells]
+
+    def sentences(self) -> NDArray[np.int64]:
+        """[B, K] the sentence of each token, from 0; -1 for none."""
+        return self._sentences
+
+    @cached_property
+    def _sentences(self) -> NDArray[np.int64]:
+        numbers = np.full(self.real.shape, -1, dtype=np.int64)
+        for row, cell in enumerate(self.cells):
+            of_cell = sentences_of_tokens(cell.tokens.prompt.text, cell.tokens.offsets)
+            numbers[row, : len(of_cell)] = of_cell
+        return numbers
 
     @cached_property
     def aligned_position(self) -> NDArray[np.int64]:

@@ -96,6 +96,7 @@ class PassResult:
                     generated=self.batch.completions,
                     sound=self.sound.get(queries, {}).get(layer),
                     targets=self.batch.targets,
+                    sentences=self.batch.sentences,
                 ),
             )
 

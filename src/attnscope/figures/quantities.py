@@ -16,6 +16,7 @@ NAMES = {
     "max_logit": "largest score",
     "pointing": "pointing-game score",
     "box_ratio": "attention in the box over its area",
+    "receiver_kurtosis": "kurtosis over sentences",
 }
 """Measures whose column is not their name."""
 NORMALISED = {

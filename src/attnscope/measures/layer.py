@@ -238,6 +238,14 @@ class Layer:
     sound: Sound | None = None
     targets: Sequence[Target | None] | None = None
     """[B]: None for a prompt whose question is about no part of its picture."""
+    sentences: Callable[[], NDArray[np.int64]] | None = None
+    """Returns the sentence of each token, [B, K]; -1 for none."""
+
+    @property
+    def sentence_numbers(self) -> NDArray[np.int64]:
+        """The sentence of each token, for a measure of sentences."""
+        assert self.sentences is not None
+        return self.sentences()
 
     @property
     def heard(self) -> Sound:

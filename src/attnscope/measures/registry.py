@@ -19,6 +19,7 @@ FILES = (
     "residual",
     "next_token",
     *("completion", "received", "by_query", "alignment", "grounding"),
+    "receivers",
 )
 """The files that declare measures, in the order of the documentation."""
 
