@@ -173,10 +173,10 @@ def sentences(text: Text) -> list[Array]:
     for n in range(1, len(whole)):
         new = False
         if whole[n - 1].isspace() and not whole[n].isspace():
-            said = whole[begun:n].rstrip()
-            ended = said.rstrip("\"')]}*")[-1:] in (".", "!", "?")
-            new = (ended or whole[len(said) + begun : n].count("\n") > 1) and len(
-                said.strip()
+            words = whole[begun:n].rstrip()
+            ended = words.rstrip("\"')]}*")[-1:] in (".", "!", "?")
+            new = (ended or whole[len(words) + begun : n].count("\n") > 1) and len(
+                words.strip()
             ) >= 10
         begun = n if new else begun
         of_letters.append(of_letters[-1] + new)
@@ -204,6 +204,43 @@ def receivers(keys: str, read: Any) -> Any:
         )  # [sentences, sentences, layers, heads]
         scores = [mean[j + 4 :, j].mean(0) for j in range(len(blocks) - 4)]
         return read(np.stack(scores, -1))
+
+    return of_heads
+
+
+def document(region: str, rows: str, text: Text, empty: Text) -> Array:
+    """Sum over the document's tokens of the mean attention from the query, minus that from the
+    empty query, without tokens 2 standard deviations below the mean (2410.02642, 2506.09944)."""
+    at = text.where(region)
+    assert (text.ids[at] == empty.ids[at]).all()
+
+    def attention(of: Text) -> Array:
+        last = of.where("passages").max() + 1
+        queries = of.where("query") if rows == "region:query" else np.arange(last, len(of.ids))
+        return of.A[:, :, queries].mean(2)[..., at]
+
+    tokens = attention(text) - attention(empty)
+    least = tokens.mean(-1, keepdims=True) - 2 * tokens.std(-1, ddof=1, keepdims=True)
+    return (tokens * (tokens > least)).sum(-1)
+
+
+def own(text: Text) -> Array:
+    """Attention of every token to itself."""
+    return np.diagonal(text.A, axis1=2, axis2=3)
+
+
+def log_of_own(text: Text) -> Array:
+    """Mean over the new tokens of the logarithm of the attention to themselves (LLM-Check)."""
+    return np.log(own(text)[..., text.prompt :]).mean(-1)
+
+
+def eigenvalue(n: int) -> Any:
+    """The n-th largest of the mean of a column's visible part, minus the entry of the diagonal
+    (2502.17598)."""
+
+    def of_heads(text: Text) -> Array:
+        degree = text.A.sum(2) / np.arange(len(text.ids), 0, -1)
+        return np.sort(degree - own(text), axis=-1)[..., -n]
 
     return of_heads
 
@@ -259,6 +296,12 @@ FORMULAS: dict[str, list[tuple[str, dict[str, str], Any]]] = {
         *(("on_rest", {"queries": q}, beyond(q)) for q in ("all", "predicts:generated")),
         ("retrieval", {"queries": "predicts:generated"}, retrieval),
     ],
+    "detectors": [
+        ("log_self_mass", {"queries": "generated"}, log_of_own),
+        ("laplacian", {"queries": "all", "item": "1"}, eigenvalue(1)),
+        ("laplacian", {"queries": "all", "item": "10"}, eigenvalue(10)),
+        ("lookback_per_token", {"queries": "generated"}, lookback),
+    ],
     "receivers": [
         *(
             ("receiver_kurtosis", {"keys": keys}, receivers(keys, excess))
@@ -290,10 +333,18 @@ def deviations(
         assert ours.shape == theirs.shape, (what, ours.shape, theirs.shape)
         assert np.isfinite(ours).all(), what
         off, most = found.get(what, (0.0, 0.0))
-        found[what] = (max(off, np.abs(ours - theirs).max()), max(most, theirs.max()))
+        found[what] = (max(off, np.abs(ours - theirs).max()), max(most, np.abs(theirs).max()))
 
+    bases: dict[int, Text] = {}
     for prompt, condition, text in texts(opened, model):
-        if recipe in FORMULAS:
+        if recipe == "rerank":
+            base = bases.setdefault(prompt, text)
+            for queries in opened.experiment.queries if text is not base else ():
+                for keys in opened.experiment.keys:
+                    more = {"queries": queries, "keys": keys}
+                    ours = measured(opened, "rerank_score", prompt, condition, **more)
+                    compare(f"rerank: {queries}", ours, document(keys, queries, base, text))
+        elif recipe in FORMULAS:
             for measure, more, formula in FORMULAS[recipe]:
                 alone = len(FORMULAS[recipe]) == 1
                 what = recipe if alone else f"{recipe}: {', '.join([measure, *more.values()])}"
@@ -363,7 +414,7 @@ def table(found: dict[str, dict[str, str]]) -> list[str]:
 
 
 def main() -> None:
-    known = [*FORMULAS, "injection", "drift", "position"]
+    known = [*FORMULAS, "injection", "drift", "position", "rerank"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--prompts", type=int, default=2)

@@ -18,8 +18,9 @@ from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.evaluate.conditions import expand, parse, parse_conditions, settings
 from attnscope.evaluate.evaluation import Evaluation, evaluate, measure_effects
-from attnscope.evaluate.tasks import answers_of, find_task, same_number, same_text
+from attnscope.evaluate.tasks import answers_of, find_task, same_text
 from attnscope.experiment.prompt_list import samples_of
+from attnscope.prompts.number_answers import same_number
 from attnscope.report import build
 from attnscope.report.scores import compare_with_base, pass_at, score_table
 from attnscope.run.store import open_run

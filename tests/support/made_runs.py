@@ -71,6 +71,7 @@ def made_run(
     by_query: list[dict[str, Any]] = []
     tokens: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
+    answered = "log_self_mass" in measures
     effect = random.normal(0, 0.3, (len(models), len(layers), heads, len(classes)))
     for m, model in enumerate(models):
         for prompt in range(prompts):
@@ -88,7 +89,7 @@ def made_run(
                         "boundary_tokens": boundary,
                         "base_boundary_tokens": 0,
                         "generated_tokens": 0,
-                        "generated": None,
+                        "generated": "The answer is 1." if answered else None,
                     }
                 )
                 tokens += _tokens(where, length, filler, classes, texts)
@@ -162,6 +163,7 @@ def made_run(
                 "prompt": range(prompts),
                 "depth": [p % 3 / 2 for p in range(prompts)],
                 "length": [100 * (1 + p % 2) for p in range(prompts)],
+                **({"answer": [str(p % 2) for p in range(prompts)]} if answered else {}),
             },
             schema_overrides={"prompt": pl.Int32},
         ),
@@ -234,6 +236,11 @@ def _values(
             uniform = float(item) * (1 - np.log(float(item)))
             of = {"measure": "top_share", "item": item, "value": value, "uniform": uniform}
             made.append(row | of)
+    for measure in ("log_self_mass", "laplacian", "lookback_per_token"):
+        if measure in measures:
+            item = "1" if measure == "laplacian" else None
+            value = float(random.uniform(-1, 0)) if measure == "log_self_mass" else float(mass[0])
+            made.append(row | {"measure": measure, "item": item, "value": value})
     if "max_logit" in measures:
         made.append(row | {"measure": "max_logit", "value": float(8 + 10 * mass[0])})
     if filler:

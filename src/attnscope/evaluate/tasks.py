@@ -1,9 +1,7 @@
 """Tasks: problems with answers that can be checked exactly."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import regex
 from attnscope.errors import InputError, unknown
 from attnscope.experiment.prompt_list import samples_of
 from attnscope.prompts import read
+from attnscope.prompts.number_answers import same_number
 from attnscope.spec.experiment import Experiment
 from attnscope.tokens.token_class import SECONDS_PER_TOKEN
 from attnscope.tokens.whole_words import WholeWords
@@ -175,38 +174,3 @@ MATCHES: dict[str, Callable[[str, str], bool]] = {
     "regex": _matches,
 }
 CHOICES = "choices"
-
-# Digits, with commas or without, then decimals and an exponent: 12, 1,200, 12.50, .5, 1.2e1.
-_UNSIGNED = (
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:[eE][+-]?[0-9]{1,2}(?![0-9]))?"
-)
-# A minus after a letter, a digit or a bracket is an operator: 24-12 has no negative number.
-_NUMBER = re.compile(
-    r"(?P<sign>(?<![\w).])[-\u2212])?[$€£]?(?P<late_sign>[-\u2212](?<=[$€£].))?"
-    rf"(?:(?P<integer>[0-9]+)\s+(?=[0-9]+/[0-9]))?(?P<top>{_UNSIGNED})"
-    rf"(?:\s*/\s*(?P<bottom>{_UNSIGNED}))?"
-)
-_NAMED = re.compile(r"[Tt]he answer is:?[\s*]*(?=[-\u2212$€£.0-9])")
-
-
-def same_number(answer: str, completion: str) -> bool:
-    """Whether the number after "The answer is", or the last number, has the right value."""
-    named = _NAMED.search(completion)
-    number = _NUMBER.match(completion, named.end()) if named else None
-    numbers = [number] if number else list(_NUMBER.finditer(completion))
-    return bool(numbers) and _value(numbers[-1]) == Fraction(answer)
-
-
-def _value(number: re.Match[str]) -> Fraction | None:
-    """The exact value; None for a division by 0, and for more than 100 digits."""
-    parts = [(number[name] or "").replace(",", "") for name in ("integer", "top", "bottom")]
-    if max(map(len, parts)) > 100:
-        return None
-    integer, top, bottom = (
-        Fraction(part or default) for part, default in zip(parts, "001", strict=True)
-    )
-    if not bottom:
-        return None
-    value = integer + top / bottom
-    return -value if number["sign"] or number["late_sign"] else value

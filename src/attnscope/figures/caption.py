@@ -74,11 +74,11 @@ def _small_print(
     notes = [bundled_note(request.run, models), unfinished_note(request.run)]
     if selection is None:
         return [*declared, *notes]
-    drawn, undefined = shape.interval(data), selection.undefined
+    drawn, undefined, how = shape.interval(data), selection.undefined, figure.intervals
     return [
         f"{_scope(request, figure, selection)}; {settings_text(selection)}",
         *declared,
-        prompts_text(request, data, interval=drawn is not None, drawn=drawn or ""),
+        prompts_text(request, data, how, interval=drawn is not None, drawn=drawn or ""),
         HOLLOW if shape.hollow(data) else "",
         f"No prompt contains a token of the class {join(selection.absent, 'or')}"
         if selection.absent
@@ -165,7 +165,12 @@ def settings_text(selection: Selection) -> str:
 
 
 def prompts_text(
-    request: Request, frame: pl.DataFrame, *, interval: bool = False, drawn: str = ""
+    request: Request,
+    frame: pl.DataFrame,
+    how: str = "Student's t, corrected for skewness",
+    *,
+    interval: bool = False,
+    drawn: str = "",
 ) -> str:
     """`n = 64 prompts`, and what the intervals are, or why there are none."""
     least, most = min(frame["n"]), max(frame["n"])
@@ -176,8 +181,7 @@ def prompts_text(
         return f"{n}; no confidence intervals (they need at least {MINIMUM} {request.unit_name})"
     if not interval:
         return n
-    how = f"95 % confidence intervals over {request.unit_name}{drawn}"
-    return f"{n}; {how} (Student's t, corrected for skewness)"
+    return f"{n}; 95 % confidence intervals over {request.unit_name}{drawn} ({how})"
 
 
 def head_list_text(pairs: pl.DataFrame) -> str:

@@ -141,6 +141,8 @@ class Figure:
     """Further sentences of the caption; those of `Numbers` follow."""
     undefined: str = ""
     """Why values may be undefined."""
+    intervals: str = "Student's t, corrected for skewness"
+    """How confidence intervals are computed."""
     notes: Callable[[pl.DataFrame], Sequence[str]] = lambda data: ()
     """Sentences of the description that are computed from the data."""
     needs: str = ""

@@ -16,6 +16,8 @@ NAMES = {
     "max_logit": "largest score",
     "pointing": "pointing-game score",
     "box_ratio": "attention in the box over its area",
+    "rerank_score": "score of the document",
+    "log_self_mass": "log self-attention (nats)",
     "receiver_kurtosis": "kurtosis over sentences",
 }
 """Measures whose column is not their name."""

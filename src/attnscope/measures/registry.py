@@ -6,6 +6,7 @@ from attnscope.measures.measure import ANY, Measure, Range
 
 FILES = (
     *("mass", "flow", "entropy", "effective_tokens", "first_token", "self_mass", "distance"),
+    "self_attention",
     *(
         "max_logit",
         "learned_sink_mass",
@@ -18,6 +19,7 @@ FILES = (
     *("reshaping", "uniformity", "values", "affine", "activations"),
     "residual",
     "next_token",
+    "rerank",
     *("completion", "received", "by_query", "alignment", "grounding"),
     "receivers",
 )
