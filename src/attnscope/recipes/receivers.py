@@ -72,8 +72,8 @@ def _both(table: Floats) -> tuple[Floats, Floats]:
 
 def rank_correlation(table: Floats) -> float:
     """Spearman's correlation of the heads' scores in the two halves."""
-    ranks = [np.argsort(np.argsort(scores, kind="stable")) for scores in _both(table)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    one, other = (np.argsort(np.argsort(scores, kind="stable")) for scores in _both(table))
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def same_heads(table: Floats) -> float:

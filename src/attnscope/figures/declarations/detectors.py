@@ -51,7 +51,11 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
         for (model, name, layer), scores in values.group_by(by, maintain_order=True)
     ]
     data = pl.DataFrame(table, schema_overrides={"low": pl.Float64, "high": pl.Float64})
-    order = {"panel": models, "series": list(SERIES.values()), "layer": rows.selection.layers}
+    order: dict[str, Any] = {
+        "panel": models,
+        "series": list(SERIES.values()),
+        "layer": rows.selection.layers,
+    }
     shares = [f"{sum(of.values())} of {len(of)} by {model}" for model, of in right.items()]
     return Numbers(
         data=rounded(figure.shape.arrange(in_order(data, **order))),
