@@ -45,7 +45,7 @@ def _numbers(request: Request, figure: Figure) -> Numbers:
     by = ["model", "series", "layer"]
     values = rows.values.with_columns(series).drop_nulls("value")
     values = values.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
-    alone = not request.units.nested and request.units.strata is None  # each prompt is a unit
+    alone = request.units.column is None and request.units.strata is None  # prompts are the units
     table = [
         {"panel": model, "series": name, "layer": layer} | _area(scores, right[model], alone)
         for (model, name, layer), scores in values.group_by(by, maintain_order=True)
