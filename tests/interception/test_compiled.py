@@ -66,7 +66,9 @@ def stays_compiled(model: nn.Module, call: Any, **inputs: Any) -> None:
             for layer in wanted.layers:
                 for found in (scope, again):
                     torch.testing.assert_close(
-                        getattr(found[part], name)(layer), getattr(wanted, name)(layer)
+                        getattr(found[part], name)(layer),
+                        getattr(wanted, name)(layer),
+                        equal_nan=True,
                     )
 
 
@@ -310,7 +312,7 @@ def test_a_trace_that_fails_runs_the_pass_once_uncompiled(monkeypatch: pytest.Mo
     expected, _ = watched(model, model, input_ids=IDS)
     compiled = torch.compile(model, backend="eager")
     for _ in range(2):  # the second time nothing is traced
-        with pytest.warns(AttnscopeWarning, match="as one graph"):
+        with pytest.warns(AttnscopeWarning, match="graph"):
             scope, _ = watched(model, compiled, input_ids=IDS)
         assert torch.equal(scope.received(1), expected.received(1))
     with attnscope.intercept(model) as calls, pytest.warns(AttnscopeWarning):
@@ -327,7 +329,7 @@ def test_gradients_are_those_without_a_block() -> None:
         gradients.append([weight.grad.clone() for weight in model.parameters()])
         model.zero_grad()
         with (
-            pytest.warns(AttnscopeWarning, match="gradients are recorded"),
+            pytest.warns(AttnscopeWarning, match="gradients"),
             attnscope.watch(compiled),
         ):
             compiled(IDS, labels=IDS).loss.backward()

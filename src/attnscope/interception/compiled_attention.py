@@ -137,10 +137,10 @@ def _attend(
             mask, number, q, k, module, causal, listeners, registry.pass_of(listeners)
         )
     options = {"scaling": scale, "softcap": softcap, "s_aux": sinks, "is_causal": causal}
-    given = {name: value for name, value in options.items() if value is not None}
+    present = {name: value for name, value in options.items() if value is not None}
     # Inside a block this is `run_attention`.
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_of(module))
-    output: Tensor = function(module, q, k, v, mask, **given)[0]
+    output: Tensor = function(module, q, k, v, mask, **present)[0]
     return output.contiguous()
 
 

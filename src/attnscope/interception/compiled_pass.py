@@ -58,10 +58,12 @@ class _Graphs:
         for known, function in self.functions:
             if known == compilation:
                 return function
-        # Its own code object: graphs belong to code objects.
-        own = FunctionType(_traced_pass.__code__.replace(), globals(), "compiled_pass")
+        # A new code object: graphs belong to code objects.
+        traced = FunctionType(_traced_pass.__code__.replace(), globals(), "compiled_pass")
         backend = partial(_compile_graph, compilation.backend)
-        function = torch.compile(own, backend=backend, dynamic=compilation.dynamic, fullgraph=True)
+        function = torch.compile(
+            traced, backend=backend, dynamic=compilation.dynamic, fullgraph=True
+        )
         self.functions.append((compilation, function))
         return function
 
@@ -87,7 +89,7 @@ def _compile_graph(backend: Any, graph: Any, inputs: Any) -> Any:
 
 def route_passes(base: nn.Module, sites: Sites) -> ExitStack:
     """Have the calls of a base model go through `_run`; a copy of the model does not."""
-    undo, own = ExitStack(), _of_modules(base, sites)
+    undo, inside = ExitStack(), _of_modules(base, sites)
     before = vars(base).get("_compiled_call_impl")
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +97,7 @@ def route_passes(base: nn.Module, sites: Sites) -> ExitStack:
         if torch.compiler.is_compiling():
             return plain(*args, **kwargs)
         hooks = [hook for hook, _ in current().hooks_of(base)]
-        compilation = (_enclosing() or own) if hooks else None
+        compilation = (_enclosing() or inside) if hooks else None
         if compilation is None:
             return plain(*args, **kwargs)
         problem = _problem(base, hooks, compilation, args, kwargs)
@@ -242,8 +244,8 @@ def _reason(error: Exception) -> str:
     """What ended a trace: the message of `traced_attention`, or the first line of torch's own."""
     if isinstance(error, BackendCompilerFailed):
         return str(error.inner_exception).strip().partition("\n")[0]
-    own = re.search(r"User-inserted graph break\. Message: (.*)", str(error))
-    return own[1] if own else str(error).strip().partition("\n")[0]
+    message = re.search(r"User-inserted graph break\. Message: (.*)", str(error))
+    return message[1] if message else str(error).strip().partition("\n")[0]
 
 
 def _warn(problem: str) -> None:

@@ -102,15 +102,15 @@ def check_graph(graph: Any, modules: dict[int, nn.Module]) -> None:
     A model may choose another function when it is traced. `modules` are the attention modules of
     the pass, by id.
     """
-    names, found = set(), set()
+    names, intercepted = set(), set()
     for node in graph.graph.nodes:
         target = node.target
         if target is torch.ops.attnscope.attend:
-            found.add(node.args[-1])
+            intercepted.add(node.args[-1])
         elif node.op in ("call_function", "call_method"):
             names.add(target if isinstance(target, str) else getattr(target, "__name__", ""))
     other = {name for name in names if _is_fused(name)}
-    if modules.keys() - found:
+    if modules.keys() - intercepted:
         other |= names & _SOFTMAX
     if other:
         raise ModelError(
