@@ -131,7 +131,7 @@ def _attend(
     if listeners is not None:  # the graph uses the memory of its tensors again
         q, k = q.clone(), k.clone()
         sinks = None if sinks is None else sinks.clone()
-        if any(registered.hook.keeps_values for registered, _ in listeners.hooks):
+        if listeners.keeps_values:
             v = v.clone()
         mask = _described(
             mask, number, q, k, module, causal, listeners, registry.pass_of(listeners)

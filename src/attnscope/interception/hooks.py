@@ -88,6 +88,8 @@ class Listeners(NamedTuple):
     rewrites: bool
     can_match: bool
     """Whether a call may be interpreted by the spec of an earlier layer, without parsing it."""
+    keeps_values: bool
+    """Whether a hook may read the values of a call after it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -125,6 +127,7 @@ class HookRegistry:
                 needs_geometry,
                 rewrites,
                 needs_geometry and not (rewrites or shared or dense),
+                any(hook.hook.keeps_values for hook, _ in hooks),
             )
         self._listeners[module] = listeners
         return listeners
