@@ -23,8 +23,8 @@ from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
+    from attnscope.experiment.plan import Plan
     from attnscope.recipes import Recipe
-    from attnscope.spec.experiment import Experiment
 
 OtherModels = Annotated[
     str | None,
@@ -120,6 +120,7 @@ def reproduce(
 
         attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
     """
+    from attnscope.experiment.plan import make_plan
     from attnscope.recipes import BUNDLED, RECIPES
 
     if recipe is not None and recipe not in RECIPES:
@@ -152,25 +153,26 @@ def reproduce(
             code="conflicting-options",
         )
     no_bars()
-    outcomes = {}
+    plans = {}  # all before the first is run: a model may be missing
     for name in [recipe] if recipe is not None else list(BUNDLED):
         chosen = {"models": RECIPES[name].real, **options} if real else options
-        experiment = RECIPES[name](**chosen)
-        outcomes[name] = _reproduced(RECIPES[name], experiment, out / name, quiet=quiet or json)
+        plans[name] = make_plan(RECIPES[name](**chosen))
+    outcomes = {
+        name: _reproduced(RECIPES[name], plan, out / name, quiet=quiet or json)
+        for name, plan in plans.items()
+    }
     print_outcomes(outcomes, json=json, drawn={n: list(RECIPES[n].figures) for n in outcomes})
 
 
-def _reproduced(recipe: Recipe, experiment: Experiment, folder: Path, *, quiet: bool) -> Outcome:
+def _reproduced(recipe: Recipe, plan: Plan, folder: Path, *, quiet: bool) -> Outcome:
     """Run the experiment of a recipe, draw its figures and write its report."""
     from attnscope.cli.experiment_summary import choices
-    from attnscope.experiment.plan import make_plan
     from attnscope.figures import draw, save
     from attnscope.figures.verdict_cache import VerdictCache
     from attnscope.report import write_report
     from attnscope.report.published import published_statistics
     from attnscope.run.store import open_run
 
-    plan = make_plan(experiment)
     if not quiet:
         print(f"{recipe.name}: {recipe.description}", *choices(plan.stored), sep="\n  ")
     outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=recipe.claims)

@@ -82,10 +82,10 @@ class Recipe:
 
     @property
     def bundled(self) -> bool:
-        """Whether it needs nothing beside attnscope and its models; others are downloaded."""
+        """Whether attnscope and attnscope-zoo have all that it needs; else it is downloaded."""
         from attnscope import zoo
 
         if self.extra:
             return False
         names = list(self.models.values() if isinstance(self.models, Mapping) else self.models)
-        return all(name.removeprefix(zoo.PREFIX) in zoo.names() for name in names)
+        return all(name.removeprefix(zoo.PREFIX) not in zoo.FETCHED for name in names)
