@@ -39,4 +39,5 @@ def test_real_models_are_of_the_zoo() -> None:
         "zoo:smollm2",
         "zoo:smollm2-phys",
         "zoo:whisper-tiny-en",
+        "zoo:shapes-vlm",
     }

@@ -8,6 +8,7 @@ import pytest
 
 import attnscope
 from attnscope.experiment.execute import run
+from attnscope.experiment.plan import make_plan
 from attnscope.figures import draw
 from attnscope.recipes import BUNDLED, RECIPES
 from attnscope.recipes.image_grounding import best_heads
@@ -32,6 +33,17 @@ def test_recipes_that_need_an_extra_are_not_run_without_their_name() -> None:
     assert PICTURES == ["image-grounding", "image-tokens"]
     assert not {*PICTURES} & {*BUNDLED}
     assert all(RECIPES[name].models == RECIPES[name].real for name in PICTURES)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_another_seed_gives_other_pictures(name: str) -> None:
+    pictures = []
+    for seed in (0, 1):
+        plan = make_plan(RECIPES[name](prompts=6, seed=seed))
+        assert plan.pictures is not None
+        pictures.append({*plan.pictures.files})
+    assert len(pictures[0]) == 6
+    assert not pictures[0] & pictures[1]
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -104,9 +104,13 @@ def test_a_run_named_as_a_recipe_with_other_keys_has_a_report(
     assert "injection" in build(opened)
 
 
+WITHOUT_CLAIMS = {"detectors"}
+"""It compares two groups of prompts, which no claim does."""
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_named_as_its_experiment_and_its_claims_can_be_read(name: str) -> None:
     recipe = RECIPES[name]
     assert recipe.description.endswith(".")
-    assert recipe.claims
+    assert recipe.claims or name in WITHOUT_CLAIMS
     assert recipe(prompts=1).name == recipe.name == name

@@ -31,7 +31,8 @@ from made_runs import MadeRun, made_run, write_run
 DRAWN = len(
     FIGURES.keys()
     - {"lambda-length", "steps", "order", "needle-map", "by-query"}
-    - {"activations", "near-zero", "variance", "class-difference", "image-map", "modality-depth"}
+    - {"activations", "near-zero", "variance", "class-difference", "detectors"}
+    - {"image-map", "modality-depth"}
     - {"top-share", "over-steps"}
 )
 """All figures but those for which the run has no numbers."""

@@ -15,7 +15,10 @@ from attnscope.run.tables import possible
 from made_runs import made_run
 from made_values import measured
 
-ANYTHING = {"spike_fall", "affine_lambda", "affine_heads_lambda", "max_logit", "next_token_logprob"}
+ANYTHING = {
+    *("spike_fall", "affine_lambda", "affine_heads_lambda", "max_logit", "next_token_logprob"),
+    *("rerank_score", "receiver_kurtosis"),
+}
 """Columns that may have any value."""
 
 
