@@ -15,7 +15,7 @@ def run(heading: str) -> dict[str, Any]:
     """The names that the block below a heading defines."""
     text = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
     (block,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
-    assert len(block.splitlines()) <= 60
+    assert len(block.splitlines()) < 40
     made: dict[str, Any] = {}
     exec(compile(block, str(PAGE), "exec"), made)
     return made
@@ -40,8 +40,20 @@ def test_the_reduction_runs() -> None:
 
 
 @torch.no_grad()
-def test_the_hooks_run() -> None:
-    made = run("A hook")
+def test_the_observer_runs() -> None:
+    made = run("An observer")
+    with attnscope.watch(made["model"], max_logit=True) as scope:
+        made["model"](**made["inputs"])
+    assert made["observer"].largest.keys() == set(scope.layers)
+    for layer, largest in made["observer"].largest.items():
+        wanted = scope.measure("max_logit", layer)
+        assert largest.shape == wanted.shape
+        torch.testing.assert_close(largest, wanted, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_hook_that_changes_calls_runs() -> None:
+    made = run("A hook that changes calls")
     model, inputs, layers = made["model"], made["inputs"], made["scope"].layers
     with attnscope.watch(model) as plain:
         model(**inputs)
