@@ -137,11 +137,6 @@ class Geometry:
         first = self.real_queries.int().argmax(1) + self.first_query
         return torch.where(self.real_queries.any(1), first, -1)
 
-    @cached_property
-    def all_started(self) -> bool:
-        """Whether every sequence has a first token."""
-        return (self.real_queries is None and not self.cross) or bool((self.first_token >= 0).all())
-
     def __getstate__(self) -> dict[str, Any]:
         """The fields without the memos."""
         kept = {name: value for name, value in vars(self).items() if name != "visible"}
