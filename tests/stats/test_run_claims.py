@@ -89,7 +89,39 @@ def test_the_table_of_a_number_of_heads_has_its_heading_and_names_the_models(
     assert "heads beyond" in lines[heading + 1]
     assert [line.split()[0] for line in lines[heading + 2 : heading + 4]] == ["one", "two"]
     for model in ("one", "two"):
-        assert any(line.startswith(f"! some ({model}): ") for line in lines)
+        assert any(f"some ({model})" in line for line in lines if line.startswith("! "))
+
+
+def test_long_tables_get_fewer_rows_so_that_40_lines_have_the_notes(tmp_path: Path) -> None:
+    lines = {f"claim {i}": f"entropy > 0.{i} in each layer" for i in range(1, 4)}
+    run = small(models=("a", "b"), layers=range(9), measures=("entropy",))
+    run = replace(run, claims=make_claims({**lines, "few": "entropy > 0 in at least 99 heads"}, ""))
+    folder = str(write_run(run, tmp_path / "run"))
+    text = CliRunner().invoke(app, ["compare", folder]).stdout.splitlines()
+    assert len(text) <= 40
+    assert any(line.strip().startswith("… ") for line in text[:-1])
+    assert len([line for line in text if line.startswith("! few: ")]) == 1  # for both models
+    full = CliRunner().invoke(app, ["compare", folder, "--full"]).stdout.splitlines()
+    assert sum("layer" in line.split()[:2] for line in full) >= 3 * 2 * 9
+
+
+def test_a_number_stands_alone_and_one_side_needs_no_shared_options(tmp_path: Path) -> None:
+    own = make_claims(
+        {
+            "value": "entropy[queries=all] > 0.1",
+            "parts": [
+                "entropy[queries=all, model=b] > 0.9 * entropy[queries=all, model=a]",
+                "entropy[queries=all, model=b] > 0.1",
+            ],
+        },
+        "test",
+    )
+    run = replace(small(models=("a", "b"), measures=("entropy",)), claims=own)
+    folder = str(write_run(run, tmp_path / "run"))
+    text = CliRunner().invoke(app, ["compare", folder, "--full"]).stdout
+    assert re.search(r"^ +value +95 % interval +needed", text, re.MULTILINE)
+    assert re.search(r"^  entropy\[model=b\] > 0.9 \* entropy\[model=a\] ", text, re.MULTILINE)
+    assert re.search(r"^  entropy > 0.1 ", text, re.MULTILINE)
 
 
 def test_compare_prints_why_a_claim_has_no_numbers(tmp_path: Path) -> None:

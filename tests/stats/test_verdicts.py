@@ -254,7 +254,7 @@ def test_few_groups_of_similar_prompts_are_no_sample_of_others():
     metadata = pl.DataFrame({"prompt": range(24), "level": [str(n % 5) for n in range(24)]})
     table = firsts(value, prompts=range(24), layers=1, heads=1)
     (note,) = one("first_token > 0.3", table, prompts=metadata).notes
-    assert "5 only" in note  # as clusters, five could decide nothing
+    assert "5 groups only" in note  # as clusters, five could decide nothing
     assert "cannot tell" not in note
 
 

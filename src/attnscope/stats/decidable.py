@@ -43,7 +43,7 @@ def _line(line: Line, lines: int, n: int, layers: int, heads: int) -> Decidable:
     tests = lines * (some if scope.kind == "each" else 1)
     rows = some * (heads if scope.kind == "heads" else 1)
     least = prompts_for(tests, ALPHA / 2)
-    text = f"found four times in five if {detectable(n, tests):.2f} standard deviations beyond it"
+    text = f"found four times in five if {detectable(n, tests):.2f} standard deviations beyond"
     if scope.kind in COUNTS:
         least, needed = prompts_for(rows, ALPHA / lines / 2), scope.needed(rows)
         text = f"can be decided, {needed} of {rows} {scope.kind}"

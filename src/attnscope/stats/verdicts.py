@@ -194,7 +194,7 @@ def _bound(claim: Claim, bound: Claim, contents: RunContents, model: str | None)
             word = _overall(result)
             then = f"counted as clusters it {word if word in (HOLDS, FAILS) else f'is {word!r}'}"
             if clusters < MINIMUM:  # so few groups are no sample of others
-                then = f"the verdict is about these {clusters} only"
+                then = f"the verdict is about these {clusters} groups only"
             correlated = f"(intraclass correlation {correlation:.2f})"
             of_layer.append(f"prompts of one {name} are alike {correlated}: {then}")
     return [
