@@ -15,6 +15,7 @@ from transformers import (
     DynamicCache,
     GenerationMixin,
     PreTrainedModel,
+    StoppingCriteriaList,
 )
 
 import attnscope
@@ -27,6 +28,7 @@ IDS = torch.randint(5, VOCABULARY, (2, 9))
 GREEDY = {"do_sample": False, "pad_token_id": 0, "min_new_tokens": 4, "max_new_tokens": 4}
 BLOCKS: dict[str, Callable[[PreTrainedModel], Any]] = {
     "watch": attnscope.watch,
+    "intercept": attnscope.intercept,
     "record": attnscope.record,
     "arm": attnscope.arm,
     "tallying": summing_tokens,
@@ -35,19 +37,22 @@ BLOCKS: dict[str, Callable[[PreTrainedModel], Any]] = {
 
 
 def touched(model: PreTrainedModel) -> dict[str, Any]:
-    """All state outside attnscope that its blocks change."""
-    hooks = {
-        f"{name}.{kind}": list(getattr(module, kind).values())
+    """All state outside attnscope that its blocks could change."""
+    attributes = {
+        f"{name}.{attribute}": [*value.values()] if isinstance(value, dict) else value
         for name, module in model.named_modules()
-        for kind in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
+        for attribute, value in vars(module).items()
     }
-    owners = (AttentionInterface, AttentionMaskInterface, GenerationMixin, DynamicCache)
+    owners = (
+        *(AttentionInterface, AttentionMaskInterface, GenerationMixin, StoppingCriteriaList),
+        *(DynamicCache, torch.nn.Module, torch.nn.functional),
+    )
     methods = {
         f"{owner.__name__}.{name}": value for owner in owners for name, value in vars(owner).items()
     }
-    compiler = {name: getattr(eval_frame, name) for name in ("_stance", "_callback_from_stance")}
-    calls = {name: vars(part).get("_compiled_call_impl") for name, part in model.named_modules()}
-    return hooks | methods | compiler | calls
+    process = {name: getattr(eval_frame, name) for name in ("_stance", "_callback_from_stance")}
+    process["modes"] = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    return attributes | methods | process | {"config": model.config.to_dict()}
 
 
 def in_thread(do: Callable[[], Any]) -> Any:
@@ -69,7 +74,7 @@ def in_thread(do: Callable[[], Any]) -> Any:
     return results[0]
 
 
-@pytest.mark.parametrize("other", ["record", "arm", "tallying", "knockout"])
+@pytest.mark.parametrize("other", ["intercept", "record", "arm", "tallying", "knockout"])
 @pytest.mark.parametrize("threads", [(0, 0, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (0, 0, 1, 1)])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @torch.no_grad()
