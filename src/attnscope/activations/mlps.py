@@ -105,7 +105,7 @@ def _experts(name: str, named: dict[str, nn.Module]) -> nn.Module | None:
 
 
 class TokenHook(Hook):
-    """Knows the tokens of the forward pass that runs, for hooks at modules of the model."""
+    """The tokens of the forward pass that runs, for hooks at modules of the model."""
 
     def __init__(self) -> None:
         self.batch = 0

@@ -1,7 +1,7 @@
-"""The types of interception: what an attention call says, and what a hook gets.
+"""The types of interception: `CallSpec` describes an attention call, `CapturedCall` is for hooks.
 
-A `CallSpec` is everything a call says except its tensors. Most layers of a forward pass differ only
-in their tensors, so they share one spec. A `CapturedCall` is a site, a spec and the tensors.
+A `CallSpec` is everything about a call except its tensors. Most layers of a forward pass differ
+only in their tensors, so they share one spec. A `CapturedCall` is a site, a spec and the tensors.
 """
 
 import math
@@ -22,7 +22,7 @@ _SIMPLE = (float, int, bool, str)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CallSpec(ScoreSpec):
-    """Everything an attention call says except its tensors, as attnscope interprets it.
+    """Everything about an attention call except its tensors, as attnscope interprets it.
 
     `visible` is that of `geometry`, unless a hook hid some keys.
     """

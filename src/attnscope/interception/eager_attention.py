@@ -1,7 +1,7 @@
 """Calls the eager attention of a family: for weights, and to check that attnscope understands it.
 
 Eager attention takes an additive mask and returns the weights. It may do more than its arguments
-say, so one row of every module is compared with attnscope's own result.
+state, so one row of every module is compared with attnscope's own result.
 """
 
 from collections.abc import Callable

@@ -107,7 +107,7 @@ class CompletionSpan:
 
 
 class Spans(Protocol):
-    """Says which tokens of a pass are prompt and which are completion."""
+    """The source of completion spans: a model that generates, or one whose spans are known."""
 
     @property
     def in_generate(self) -> bool:

@@ -35,7 +35,7 @@ class Settings:
     p1: float = 85.0
     """Positive ones move by up to this percentile of the activations; published: 70 to 99.5."""
     share: float | None = None
-    """The share of entries to move, in place of what c says."""
+    """The share of entries to move, in place of the share that follows from `c`."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("c", 0, math.inf), ("p1", 0, 100), ("share", 0, 1)):

@@ -1,4 +1,4 @@
-"""What an attention call says: its tensors, how scores follow from them, and who sees whom.
+"""An attention call: its tensors, how scores follow from them, and which keys a query sees.
 
 Names of dimensions in all kernels:
     B batch · H query heads · G key/value heads (H = G · R) · Q queries · K keys

@@ -62,7 +62,7 @@ def compiled_function(wide: bool) -> Callable[..., None]:
     seconds; then they are read from disk, or made in each process where nothing can be kept."""
     try:
         compiled: Callable[..., None] = _jit().build(wide=wide, cache=True)
-    except (OSError, RuntimeError):  # numba's way to say that no folder can be written to
+    except (OSError, RuntimeError):  # numba raises these if it can write to no folder
         compiled = _jit().build(wide=wide, cache=False)
     return compiled
 

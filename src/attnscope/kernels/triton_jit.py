@@ -1,4 +1,4 @@
-"""The tiles: what runs on the GPU. Launched by `triton.py`; knows pointers and nothing else.
+"""The tiles: what runs on the GPU. `triton.py` launches them; they get pointers, not tensors.
 
 A column program holds one block of keys and runs over the queries that see it. It computes the
 transposed scores (keys × queries), so that a key's sum stays inside a few threads. Scores are in

@@ -20,8 +20,8 @@ from attnscope.interception.sites import Site
 
 MAX_SHARE = 1 / 256
 """The share of free memory that pending calls may use; 0 measures each call at once."""
-# Pending calls may always use this many bytes. Below it, nothing asks the device for its free
-# memory, because that takes longer than a kernel launch.
+# Pending calls may always use this many bytes. Up to here, the free memory of the device is not
+# read, because that takes longer than a kernel launch.
 MIN_BUDGET = 64 << 20
 # Calls with at least this many bytes of queries are reduced at once: their arithmetic takes longer
 # than the launch, and a queue would only use memory.
