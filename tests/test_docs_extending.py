@@ -1,12 +1,17 @@
-"""The reduction and the hooks of docs/extending.md run as printed, and their numbers are right."""
+"""The recipe, reduction and hooks of docs/extending.md run as printed; their numbers are right."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import attnscope
+from attnscope.experiment.execute import run as carry_out
+from attnscope.figures import draw
+from attnscope.run.store import open_run
+from attnscope.stats.run_stats import judge_run
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 
@@ -19,6 +24,20 @@ def run(heading: str) -> dict[str, Any]:
     made: dict[str, Any] = {}
     exec(compile(block, str(PAGE), "exec"), made)
     return made
+
+
+def test_the_recipe_runs_and_is_judged(tmp_path: Path) -> None:
+    recipe = run("A recipe")["RECIPE"]
+    carry_out(recipe(prompts=6, models=["zoo:spatial-base"]), tmp_path, claims=recipe.claims)
+    opened = open_run(tmp_path)
+    (statistic,) = recipe.statistics(opened)
+    mean = opened.values.collect()["value"].mean()
+    assert statistic.of(statistic.table) == pytest.approx(mean, rel=1e-6)
+    (verdict,) = judge_run(opened)
+    assert verdict.claim == "far"
+    assert verdict.verdict != "not measured"
+    (figure,) = recipe.figures
+    assert draw(opened, figure, **recipe.figures[figure]).data.height > 0
 
 
 def eager(made: dict[str, Any]) -> Any:

@@ -15,8 +15,12 @@ from polars.testing import assert_frame_equal
 
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, SAFE, Drawing, Style, draw, drawable, figure_named
+from attnscope.figures.drawing import draw as draw_declared
 from attnscope.figures.export import csv
 from attnscope.figures.registry import TABLE_FIGURES, draw_table, table
+from attnscope.figures.shapes.dots import Dots
+from attnscope.figures.shapes.lines import Lines
+from attnscope.figures.shapes.shape import Shape
 from attnscope.figures.text_format import inline
 from attnscope.spec.claims import make_claims
 from attnscope.spec.experiment import Experiment, make_experiment
@@ -162,6 +166,13 @@ def test_a_figure_without_its_columns_names_the_recipe_that_has_them() -> None:
         assert name in missing[name]
     with raises(InputError, "nothing-to-draw", missing=list(FIGURES)):
         drawable(made_run(measures=()))
+
+
+@pytest.mark.parametrize("alone", ["first_token", "residual_largest"])
+def test_massive_activations_are_drawn_beside_the_sink_only(alone: str) -> None:
+    with pytest.raises(InputError) as error:
+        draw(made_run(measures=(alone,)), "massive")
+    assert error.value.code == "not-measured"
 
 
 def test_one_model_and_one_condition_have_no_difference() -> None:
@@ -332,6 +343,16 @@ def test_no_class_is_left_out_unless_items_are_chosen(name: str) -> None:
     assert shown == {"hash", "star", "whitespace", "word", "other"}
     some = draw(run_for(name), name, items=["star", "hash"]).data[column]
     assert set(some) - {"total"} == {"star", "hash"}
+
+
+@pytest.mark.parametrize("shape", [Lines(series="model"), Dots(x="layer", series="model")])
+def test_a_declaration_without_a_column_of_panels_has_one_panel(shape: Shape) -> None:
+    of_depth = figure_named("depth")
+    declared = replace(of_depth, measures=["entropy"], by=["model", "layer"], shape=shape)
+    figure = draw_declared(rich_run(), declared)
+    assert figure.data.columns[:2] == ["model", "layer"]
+    assert figure.data.height == 4
+    assert figure.svg.startswith("<svg")
 
 
 def test_lines_with_one_colour_differ_by_their_dashes() -> None:

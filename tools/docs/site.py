@@ -28,7 +28,15 @@ SCOPE = (
 )
 
 
-DECLARED = ("measures.measure.Measure", "figures.figure.Figure", "recipes.recipe.Recipe")
+DECLARED = (
+    "measures.measure.Measure",
+    "figures.figure.Figure",
+    "figures.shapes.shape.Shape",
+    "figures.shapes.lines.Lines",
+    "figures.shapes.dots.Dots",
+    "figures.shapes.matrix.Matrix",
+    "recipes.recipe.Recipe",
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -87,7 +95,7 @@ def interface() -> str:
 
 
 def declarations() -> str:
-    """The fields of a measure, a figure and a recipe, from their docstrings."""
+    """The fields of a measure, a figure, its shapes and a recipe, from their docstrings."""
     options = (
         "    options:\n      members: true\n      filters: ['!^_']\n      members_order: source\n"
     )

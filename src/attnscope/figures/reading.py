@@ -169,7 +169,7 @@ def summarise(rows: Rows, figure: Figure) -> Numbers:
         further = values.group_by(by).agg(pl.col(*figure.also).mean())
         frame = frame.join(further, on=by, how="left", maintain_order="left")
     shape = replace(figure.shape, **settings)
-    sort = [ITEMS.get(column, column) for column in shape.order]
+    sort = [c for column in shape.order if (c := ITEMS.get(column, column)) in frame.columns]
     frame = in_order(frame, **{c: orders.get(c) or _natural(frame[c]) for c in sort})
     compared = _differences(rows, values, figure, {c: orders[c] for c in by if c in orders})
     named = {old: new for new, old in ITEMS.items() if new in figure.by}

@@ -6,6 +6,7 @@ import polars as pl
 
 from attnscope.figures.figure import Figure
 from attnscope.figures.reading import SHOWS_VALUES, Rows
+from attnscope.figures.select import AbsentError
 from attnscope.figures.shapes.lines import Lines
 from attnscope.measures.measure import ANY
 
@@ -21,6 +22,8 @@ SIZE, SINK = "size", "sink"
 
 def _in_powers_of_ten(rows: Rows) -> Rows:
     """Sizes as their logarithm to base 10; masses stay as they are."""
+    if missing := [m for m in ("residual_largest", "first_token") if m not in rows.measures]:
+        raise AbsentError(f"this run has no {' and '.join(missing)}", missing=missing)
     is_sink = pl.col("measure") == "first_token"
     value = pl.when(is_sink).then("value").otherwise(pl.col("value").log10())
     return replace(rows, values=rows.values.with_columns(value=value), within=ANY)

@@ -44,7 +44,7 @@ class Dots(Shape):
         return [self.panel, self.x, self.series]
 
     def for_data(self, frame: pl.DataFrame) -> Shape:
-        most = max(part.height for part in frame.partition_by(self.panel))
+        most = max(part.height for part in self.parts(frame))
         return self if self.many is None or most <= FEW else self.many
 
     def arrange(self, frame: pl.DataFrame) -> pl.DataFrame:

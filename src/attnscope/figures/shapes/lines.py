@@ -46,15 +46,17 @@ class Lines(Shape):
 
     def width(self, frame: pl.DataFrame) -> float:
         one = frame[self.x].n_unique() == 1
-        return 260 * frame[self.panel].n_unique() if one else super().width(frame)
+        return 260 * len(self.parts(frame)) if one else super().width(frame)
 
     def draw(self, frame: pl.DataFrame, style: Style) -> Any:
         own_scale = not isinstance(self.y, str)
         x, colour = self._across(frame), self._colour(frame, style.theme)
 
         def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
-            name = part[self.panel][0]
-            title = self.y.get(name, name) if own_scale else self.y if first else ""
+            title = self.y if first else ""
+            if own_scale:
+                name = part[self.panel][0]
+                title = self.y.get(name, name)
             zero = 0.0 if self.zero else None
             ends = value_range(part if own_scale else frame, self.rule, zero)
             scale = alt.Scale(domain=ends, nice=True, zero=False)

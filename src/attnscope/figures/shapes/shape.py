@@ -43,8 +43,9 @@ TALLEST = 1_500
 class Shape:
     """How rows become a chart, and the text that follows from it.
 
-    `panel`, `series` and `x` name columns: a panel for each value, a colour for each, a place
-    across. A shape defines `draw`, and of the rest what differs.
+    `panel`, `series` and `x` name columns: a panel for each value (all rows are one panel if there
+    is no such column), a colour for each, a place across. A shape defines `draw`, and of the rest
+    what differs.
     """
 
     panel: str = "panel"
@@ -150,8 +151,13 @@ class Shape:
 
     def width(self, frame: pl.DataFrame) -> float:
         """Default width of a row of panels in pixels."""
-        panels = frame[self.panel].n_unique() if self.panel in frame.columns else 1
-        return {1: 480, 2: 700}.get(panels, 800)
+        return {1: 480, 2: 700}.get(len(self.parts(frame)), 800)
+
+    def parts(self, frame: pl.DataFrame) -> list[pl.DataFrame]:
+        """The rows of each panel; all rows if there is no column of panels."""
+        if self.panel not in frame.columns:
+            return [frame]
+        return frame.partition_by(self.panel, maintain_order=True)
 
     def panels(
         self,
@@ -166,15 +172,15 @@ class Shape:
 
         `marks` gets the data of a panel, whether it is the first of its row, and its width.
         """
-        names = names_in(frame, self.panel)
-        columns = columns_for(len(names), 3)
+        parts = self.parts(frame)
+        columns = columns_for(len(parts), 3)
         wide = style.width / columns - (gap if columns > 1 else 0)
-        tall = min(style.height, max(60, TALLEST / -(-len(names) // columns) - 60))
+        tall = min(style.height, max(60, TALLEST / -(-len(parts) // columns) - 60))
         charts = []
-        for i, name in enumerate(names):
-            drawn = marks(frame.filter(pl.col(self.panel) == name), i % columns == 0, wide)
-            if titled and len(names) > 1:
-                drawn.append(panel_title([name], wide, style.theme))
+        for i, part in enumerate(parts):
+            drawn = marks(part, i % columns == 0, wide)
+            if titled and len(parts) > 1:
+                drawn.append(panel_title([part[self.panel][0]], wide, style.theme))
             charts.append(alt.layer(*drawn).properties(width=wide, height=tall))
         spacing: Any = {"row": 26, "column": 26}
         return alt.concat(*charts, columns=columns, spacing=spacing).resolve_scale(color="shared")
