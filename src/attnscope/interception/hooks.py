@@ -81,7 +81,7 @@ class Listeners(NamedTuple):
     """The hooks of one attention module."""
 
     hooks: list[tuple[RegisteredHook, Site]]
-    """Each hook with its name for the site."""
+    """Each hook, with its site for the module."""
     base: nn.Module
     """The base model whose forward pass runs the module."""
     needs_geometry: bool

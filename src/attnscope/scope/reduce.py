@@ -63,7 +63,7 @@ class Reducer:
         return "streaming" if elsewhere else self.backend
 
     def reduce_all(self, pending: PendingCalls) -> None:
-        """Reduce all pending calls, those of one group as many at once as fit into memory."""
+        """Reduce all pending calls: of each group, as many at once as fit into memory."""
         for group in pending.take():
             geometry, step = concat(group[0].geometries), len(group)
             while (
