@@ -4,7 +4,7 @@ import pytest
 
 from attnscope.spec.claims import make_claims
 from attnscope.spec.experiment import make_experiment
-from attnscope.stats.claim_check import lacking
+from attnscope.stats.decidable import lacking
 
 RULES = [{"name": "digit", "pattern": "[0-9]+"}, {"name": "other", "every": "token"}]
 EXPERIMENT = make_experiment(

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from attnscope.stats.claim_check import lacking
-from attnscope.stats.decidable import decidable, detectable
+from attnscope.stats.decidable import decidable, detectable, lacking
 from attnscope.stats.means import MINIMUM
 from attnscope.stats.resampling import ResamplingUnits
 

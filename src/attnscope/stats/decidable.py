@@ -1,14 +1,60 @@
-"""What so many prompts can decide, before a run: differences, and numbers of heads."""
+"""What a run could show, before it is run: what its experiment lacks for a claim, and what so many
+prompts can decide.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 from scipy import stats
 
-from attnscope.spec.claims import Claim, Line
+from attnscope.measures.registry import COLUMNS
+from attnscope.spec.claims import Claim, Line, Quantity
+from attnscope.spec.experiment import Experiment
+from attnscope.stats.evidence import (
+    NoEvidenceError,
+    RunContents,
+    check_layers,
+    check_name,
+    class_set,
+    depends_on,
+)
 from attnscope.stats.families import prompts_for
 from attnscope.stats.outcome import ALPHA, COUNTS
+from attnscope.stats.resampling import ResamplingUnits
+
+
+def lacking(claim: Claim, experiment: Experiment, layers: Mapping[str, Sequence[int]]) -> str:
+    """What the experiment lacks for a claim; empty if nothing. `layers` are the measured layers of
+    each model."""
+    contents = RunContents(
+        list(experiment.models),
+        list(experiment.conditions),
+        {m: pl.DataFrame() for m in claim.measures if COLUMNS[m].name in experiment.measures},
+        ResamplingUnits(),
+        {name: condition.kind for name, condition in experiment.conditions.items()},
+    )
+    try:
+        for model, bound in contents.bound(claim):
+            for line in bound.lines:
+                for quantity in line.quantities:
+                    _check(quantity, experiment)
+                    some = line.scope.layers if quantity.layer is None else (quantity.layer,)
+                    check_layers(some or (), layers[quantity.model or model or ""])
+    except NoEvidenceError as why:
+        return str(why)
+    return ""
+
+
+def _check(quantity: Quantity, experiment: Experiment) -> None:
+    """Check queries, keys and classes."""
+    for what in ("queries", "keys"):
+        known = getattr(experiment, what) if depends_on(quantity.measure, what) else ["all"]
+        check_name(quantity, what, [*known])
+    if not COLUMNS[quantity.measure].per.isdisjoint(("classes", "class pairs")):
+        sets = {label: [one.name for one in rules] for label, rules in experiment.classes.items()}
+        class_set(quantity, sets)
 
 
 def detectable(n: int, tests: int = 1) -> float:

@@ -1,7 +1,7 @@
 """Reads the quantities of a claim from the table of values, one value per prompt and row."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import polars as pl
@@ -12,6 +12,9 @@ from attnscope.run.tables import Matrix, Values, matrix, ranges
 from attnscope.spec.claims import Claim, Line, Quantity, Scope
 from attnscope.spec.experiment import Experiment
 from attnscope.stats.resampling import ResamplingUnits
+
+COUNTS_QUERIES = {"sums", "flow", "rows"}
+"""What a measure needs if it depends on the choice of queries."""
 
 
 class NoEvidenceError(Exception):
@@ -182,16 +185,14 @@ def _values(quantity: Quantity, scope: Scope, contents: RunContents, model: str 
     if table.is_empty():
         raise NoEvidenceError(f"{measure!r} was not measured in condition {condition} of {model}")
     for what in ("queries", "keys"):
-        table = _one(table, what, getattr(quantity, what), measure)
-    table = _class_set(table, quantity)
+        if named := table[what].drop_nulls().unique(maintain_order=True).to_list():
+            table = table.filter(pl.col(what) == check_name(quantity, what, named))
+    if table["classes"].null_count() < table.height:
+        sets = {name: sorted(set(rows["item"])) for (name,), rows in table.group_by("classes")}
+        table = table.filter(pl.col("classes") == class_set(quantity, sets))
     layers = scope.layers if quantity.layer is None else (quantity.layer,)
-    measured = table["layer"].unique().to_list()
-    for layer in layers or ():
-        if layer not in measured:
-            raise NoEvidenceError(
-                f"layer {layer} was not measured; measured: {ranges(measured)} (counted from 0)"
-            )
     if layers is not None:
+        check_layers(layers, table["layer"].unique())
         table = table.filter(pl.col("layer").is_in(layers))
     if scope.kind == "heads" and table["head"].null_count():
         raise NoEvidenceError(f"{measure!r} has one value per layer, not per head")
@@ -205,36 +206,44 @@ def _values(quantity: Quantity, scope: Scope, contents: RunContents, model: str 
     return matrix(table.with_columns(one.alias("layer"), one.alias("head")), ["layer", "head"])
 
 
-def _one(table: pl.DataFrame, what: str, name: str, measure: str) -> pl.DataFrame:
-    """The rows of these queries or keys."""
-    measured = table[what].drop_nulls().unique(maintain_order=True).to_list()
-    if not measured:
-        return table
-    if name not in measured:
-        raise NoEvidenceError(
-            f"{measure!r} was not measured with {what}={name} (the run has {', '.join(measured)}); "
-            f"write {measure}[{what}={measured[0]}], or add {name!r} to the experiment's {what}"
-        )
-    return table.filter(pl.col(what) == name)
+def depends_on(measure: str, what: str) -> bool:
+    """Whether a measure has a value for each of the experiment's `queries` or `keys`."""
+    declared = COLUMNS[measure]
+    return what in declared.per if what == "keys" else not declared.needs.isdisjoint(COUNTS_QUERIES)
 
 
-def _class_set(table: pl.DataFrame, quantity: Quantity) -> pl.DataFrame:
-    """The rows of the named class set, or of the only one that has these classes."""
-    sets = table["classes"].drop_nulls().unique(maintain_order=True).to_list()
-    if not sets:
-        return table
-    names = {name: set(rows["item"]) for (name,), rows in table.group_by("classes")}
-    chosen = [n for n in sets if quantity.classes in (None, n) and set(quantity.cls) <= names[n]]
-    if len(chosen) == 1:
-        return table.filter(pl.col("classes") == chosen[0])
-    if not chosen:
-        classes = "+".join(quantity.cls) or "any class"
+def check_name(quantity: Quantity, what: str, known: Sequence[str]) -> str:
+    """The queries or keys of a quantity, which must be known."""
+    measure, name = quantity.measure, getattr(quantity, what)
+    if name in known:
+        return str(name)
+    add = f", or add {name!r} to the experiment's {what}" if depends_on(measure, what) else ""
+    raise NoEvidenceError(
+        f"{measure!r} is not measured with {what}={name}; known: {', '.join(known)}; write "
+        f"{measure}[{what}={known[0]}]{add}"
+    )
+
+
+def class_set(quantity: Quantity, sets: Mapping[str, Collection[str]]) -> str:
+    """The named class set, or the only one that has these classes."""
+    fits = [n for n in sets if quantity.classes in (None, n) and set(quantity.cls) <= set(sets[n])]
+    if len(fits) == 1:
+        return fits[0]
+    if fits:
+        why = f"several class sets have these classes; write classes= one of {', '.join(fits)}"
+        raise NoEvidenceError(why, measured=True)
+    listed = "; ".join(f"{name}: {', '.join(items)}" for name, items in sets.items())
+    classes = "+".join(quantity.cls) or "any class"
+    raise NoEvidenceError(f"no class set has {classes}; known: {listed}")
+
+
+def check_layers(named: Iterable[int], measured: Iterable[int]) -> None:
+    """Refuse layers that are not measured."""
+    if absent := set(named) - set(measured):
         raise NoEvidenceError(
-            f"no class set has {classes}; measured: "
-            + "; ".join(f"{name}: {', '.join(sorted(names[name]))}" for name in sets)
+            f"layer {ranges(absent, 3)} is not measured; measured: {ranges(measured, 3)} "
+            "(counted from 0)"
         )
-    why = f"several class sets have these classes; write classes= one of {', '.join(chosen)}."
-    raise NoEvidenceError(why, measured=True)
 
 
 def _amounts(table: pl.DataFrame, quantity: Quantity) -> pl.DataFrame:
