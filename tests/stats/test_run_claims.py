@@ -124,6 +124,15 @@ def test_a_number_stands_alone_and_one_side_needs_no_shared_options(tmp_path: Pa
     assert re.search(r"^  entropy > 0.1 ", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("options", [["--head", "0"], ["--over", "condition"], ["--layer", "0"]])
+def test_rows_cannot_be_chosen_where_nothing_is_compared(
+    tmp_path: Path, options: list[str]
+) -> None:
+    folder = str(write_run(small(), tmp_path / "run"))
+    result = CliRunner().invoke(app, ["compare", folder, *options])
+    assert result.exception.code == "nothing-to-compare"
+
+
 def test_compare_prints_why_a_claim_has_no_numbers(tmp_path: Path) -> None:
     folder = write_run(replace(small(), claims=(OWN, ABSENT)), tmp_path / "run")
     lines = CliRunner().invoke(app, ["compare", str(folder)]).stdout.splitlines()

@@ -107,6 +107,12 @@ def compare(
     }
     if compared is not None:
         compared = _selected(compared, chosen, holds)
+    elif any(chosen.values()):
+        raise InputError(
+            "this run has one model and one condition, so there are no rows to choose from; add "
+            "--over class, queries or keys",
+            code="nothing-to-compare",
+        )
     results = (compared, verdicts, choices)
     statistics = _statistics(opened_runs[0]) if len(opened_runs) == 1 else []
     if json:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, wrong_shape
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.generic]
@@ -44,11 +44,7 @@ def as_columns(samples: ArrayLike) -> Floats:
     x = np.asarray(samples, dtype=float)
     x = x[:, None] if x.ndim == 1 else x
     if x.ndim != 2:
-        raise InputError(
-            f"samples have the shape [prompts, columns]; got {list(x.shape)}",
-            code="bad-shape",
-            shape=list(x.shape),
-        )
+        raise wrong_shape("samples", "[prompts, columns]", x)
     if np.isinf(x).any():
         raise InputError(
             "samples must not be infinite; use nan for an undefined value", code="infinite-value"
@@ -122,11 +118,7 @@ def _labels(labels: ArrayLike, n: int, what: str) -> tuple[Labels, NDArray[np.in
     """The distinct labels, and the number of each prompt's."""
     names = np.asarray(labels)
     if names.shape != (n,):
-        raise InputError(
-            f"{what} needs one label for each of the {n} prompts; got the shape {names.shape}",
-            code="bad-shape",
-            shape=names.shape,
-        )
+        raise wrong_shape(what, f"one label for each of the {n} prompts", names)
     groups, of = np.unique(names, return_inverse=True)
     return groups, of.reshape(-1)
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from attnscope.errors import InputError
+from attnscope.errors import wrong_shape
 from attnscope.measures.measure import ANY
 from attnscope.stats.clusters import Design, Floats, as_columns, design_of
 
@@ -263,12 +263,7 @@ def _two_samples(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
     """Two samples of the same columns."""
     first, second = as_columns(a), as_columns(b)
     if first.shape[1] != second.shape[1]:
-        raise InputError(
-            "two samples need the same number of columns; got "
-            f"{first.shape[1]} and {second.shape[1]}",
-            code="bad-shape",
-            columns=(first.shape[1], second.shape[1]),
-        )
+        raise wrong_shape("the second sample", f"{first.shape[1]} columns wide", second)
     return first, second
 
 

@@ -217,14 +217,14 @@ def pairs_of(known: Sequence[str], over: str, pair: Pairs) -> list[Pair]:
     if isinstance(pair, list):
         return pair
     word = "class" if over == "item" else over
+    if pair in (None, "all") and len(known) < 2:
+        raise InputError(
+            f"a comparison needs two values of {word}; there are: {', '.join(known) or 'none'}",
+            code="nothing-to-compare",
+            over=over,
+            known=known,
+        )
     if pair == "all" or (pair is None and len(known) == 2):
-        if len(known) < 2:
-            raise InputError(
-                f"a comparison needs two values of {word}; there are: {', '.join(known) or 'none'}",
-                code="nothing-to-compare",
-                over=over,
-                known=known,
-            )
         return list(itertools.combinations(known, 2))
     if pair is None:
         raise InputError(
