@@ -10,6 +10,7 @@ from attnscope.errors import InputError
 from attnscope.spec.claims import make_claims, parse_line
 from attnscope.stats.sensitivity import (
     MOST,
+    NUMBERS,
     asking,
     robustness,
     robustness_summary,
@@ -65,6 +66,20 @@ def test_a_threshold_stays_within_the_range_of_its_measure(quantity, written, st
     for how in ("strict", "lenient"):
         sign = 1 if how == up else -1
         assert asking(line, how).offset == pytest.approx(written + sign * step)
+
+
+@pytest.mark.parametrize(
+    ("scope", "needed"),
+    [
+        ("most heads", (11, 7, 14)),
+        ("at least 8 heads", (8, 4, 16)),
+        ("at least 1 layer", (1, 1, 2)),
+        ("every layer", (20, 20, 20)),
+    ],
+)
+def test_how_many_heads_are_asked_for_is_varied(scope: str, needed: tuple[int, ...]) -> None:
+    line = parse_line(f"first_token > 0.3 in {scope}")
+    assert tuple(asking(line, how).scope.needed(20) for how in NUMBERS) == needed
 
 
 def test_queries_and_whole_texts_are_varied_but_regions_are_not():

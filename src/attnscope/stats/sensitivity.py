@@ -144,12 +144,15 @@ def _changed(claim: Claim, chosen: dict[str, Any], changed: list[str]) -> Claim:
 
 def asking(line: Line, how: str) -> Line:
     """A line that asks for half, or for twice, as much beyond none; of a threshold, 20 % of its
-    distance to the nearer end of the range less or more; of most heads a third or two thirds."""
+    distance to the nearer end of the range less or more; of most heads a third or two thirds, of a
+    number of heads half or twice as many."""
     if how == NUMBERS[0]:
         return line
     by = 0.5 if how == "lenient" else 2.0
     if line.scope.least == "most":
         line = replace(line, scope=replace(line.scope, share=1 / 3 if by < 1 else 2 / 3))
+    elif isinstance(line.scope.least, int):
+        line = replace(line, scope=replace(line.scope, least=max(1, round(by * line.scope.least))))
     if line.bounds is not None:
         middle = sum(line.bounds) / 2
         width = (line.bounds[1] - line.bounds[0]) / 2 / by
