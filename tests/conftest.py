@@ -121,11 +121,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in terminalreporter.stats.get(outcome, [])
         if hasattr(report, "keywords")
     ]
-    for marker, needed in (("gpu", "`pytest -m gpu tests/gpu` on a CUDA device"), ("browser", "")):
+    for marker, needed in (
+        ("gpu", " (they need `pytest -m gpu tests/gpu` on a CUDA device)"),
+        ("browser", ""),
+        ("vllm_engine", " (they need `make test-vllm`)"),
+    ):
         if not any(marker in report.keywords for report in ran):
-            terminalreporter.write_line(
-                f"no {marker} tests ran{f' (they need {needed})' if needed else ''}"
-            )
+            terminalreporter.write_line(f"no {marker} tests ran{needed}")
 
 
 @pytest.fixture(autouse=True, scope="module")

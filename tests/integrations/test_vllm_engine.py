@@ -55,6 +55,7 @@ def find(tmp_path_factory: pytest.TempPathFactory) -> Find:
     return run
 
 
+@pytest.mark.vllm_engine
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("engine", "check"), CHECKS)
 def test_engine(engine: str, check: str, find: Find) -> None:
