@@ -12,7 +12,7 @@ from attnscope.integrations.vllm.layers import (
     check_module,
     find_layers,
     layer_number,
-    read_layer,
+    read_layers,
 )
 from attnscope.integrations.vllm.worker import external_id
 from paged_engine import write_plain
@@ -127,12 +127,23 @@ def test_a_layer_is_read_from_its_module() -> None:
         impl_logits_soft_cap=30.0,
         impl_sinks=torch.arange(4.0),
     )
-    layer = read_layer(module.layer_name, module)
+    (layer,) = read_layers({module.layer_name: module})
     assert (layer.layer, layer.heads, layer.kv_heads, layer.scale) == (3, 4, 2, 0.25)
     assert (layer.window, layer.softcap, layer.slopes) == (16, 30.0, None)
     assert layer.sinks is not None
     assert layer.sinks.tolist() == [0, 1, 2, 3]
     assert layer.layout.strides == (0, 16, 1)
+
+
+def test_caches_of_another_form_have_a_layout_of_their_own() -> None:
+    one, same = attention(), attention()
+    wider = attention(kv_cache=torch.zeros(5, 2, 4, 24))
+    larger = attention(kv_cache=torch.zeros(5, 2, 4, 24), head_size=12)
+    modules = {f"layers.{i}": each for i, each in enumerate((one, same, wider, larger))}
+    layouts = [layer.layout for layer in read_layers(modules)]
+    assert layouts[0] is layouts[1]
+    assert [layout.size for layout in layouts] == [8, 8, 8, 12]
+    assert [layout.strides for layout in layouts] == [(0, 16, 1)] * 2 + [(0, 24, 1)] * 2
 
 
 def test_layers_are_found_by_number() -> None:
@@ -159,7 +170,7 @@ def test_a_name_with_several_numbers_is_refused() -> None:
 
 def test_pages_that_are_no_tensor_are_refused() -> None:
     with raises(ModelError, "unreadable-pages"):
-        read_layer("model.layers.3.attn", attention(kv_cache=[torch.zeros(1)]))
+        read_layers({"model.layers.3.attn": attention(kv_cache=[torch.zeros(1)])})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Everything that this module does not know is refused: a wrong number is worse th
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -136,8 +136,15 @@ def check_module(name: str, module: Any) -> None:
             )
 
 
-def read_layer(name: str, module: Any) -> AttentionLayer:
-    """What an attention module does."""
+def read_layers(modules: Mapping[str, Any]) -> list[AttentionLayer]:
+    """What attention modules do, by name."""
+    layouts: dict[tuple[Any, ...], PageLayout] = {}
+    return [_read_layer(name, module, layouts) for name, module in modules.items()]
+
+
+def _read_layer(
+    name: str, module: Any, layouts: dict[tuple[Any, ...], PageLayout]
+) -> AttentionLayer:
     impl = module.impl
     slopes = impl.alibi_slopes
     return AttentionLayer(
@@ -146,7 +153,7 @@ def read_layer(name: str, module: Any) -> AttentionLayer:
         heads=module.num_heads,
         kv_heads=module.num_kv_heads,
         scale=float(impl.scale),
-        layout=read_layout(module),
+        layout=_read_layout(module, layouts),
         softcap=float(impl.logits_soft_cap) if impl.logits_soft_cap else None,
         window=module.sliding_window,
         slopes=None if slopes is None else torch.as_tensor(slopes).float().cpu(),
@@ -154,8 +161,8 @@ def read_layer(name: str, module: Any) -> AttentionLayer:
     )
 
 
-def read_layout(module: Any) -> PageLayout:
-    """The layout of a module's KV cache."""
+def _read_layout(module: Any, layouts: dict[tuple[Any, ...], PageLayout]) -> PageLayout:
+    """The layout of a module's KV cache; caches of the same form are learned once."""
     cache = module.kv_cache
     if not isinstance(cache, torch.Tensor) or cache.ndim != 4:
         raise ModelError(
@@ -163,5 +170,9 @@ def read_layout(module: Any) -> PageLayout:
             "of vLLM is not supported",
             code="unreadable-pages",
         )
-    write = partial(module.impl.do_kv_cache_update, module)
-    return learn_layout(write, cache, module.head_size)
+    form = type(module.impl), cache.shape, cache.stride(), cache.dtype, cache.device
+    key = *form, module.head_size
+    if key not in layouts:
+        write = partial(module.impl.do_kv_cache_update, module)
+        layouts[key] = learn_layout(write, cache, module.head_size)
+    return layouts[key]

@@ -136,6 +136,8 @@ class PendingQueries:
 
     def reduce_direct(self, g: int, i: int, query: Tensor, direct: Sequence[DirectRows]) -> None:
         """Reduce the queries of one layer; the last layer of a group adds the sums of all."""
+        if not direct:
+            return
         items = [(each.request, each.rows) for each in direct]
         layer = [self.groups[g][i]]
         for each, reduced in zip(direct, self._reduce(layer, query[None], items), strict=True):

@@ -251,7 +251,7 @@ def _stacked(
     group = None if rows.classes is None else rows.classes.to(device).repeat(L, 1)
     return KernelRows(
         q=q.index_select(1, rows.index).transpose(1, 2),
-        k=torch.stack(keys),
+        k=torch.stack(keys) if L > 1 else keys[0][None],
         scale=layer.scale,
         softcap=layer.softcap,
         sinks=layer.sinks,
@@ -274,15 +274,12 @@ def with_offsets(rows: KernelRows) -> KernelRows:
     if rows.q.device.type != "cpu" or rows.lse is not None or biased:
         return rows
     B, H, M, D = rows.q.shape
-    G, K = rows.k.shape[1:3]
-    start, _, self_key = rows.bounds()
+    G = rows.k.shape[1]
     q = rows.q.float().reshape(B, G, H // G, M, D)
-
-    def scores(key: Tensor) -> Tensor:
-        index = key.long().clamp(0, K - 1)[:, None, :, None].expand(-1, G, -1, D)
-        return (q * rows.k.gather(2, index).float()[:, :, None]).sum(-1) * rows.scale
-
-    offset = torch.maximum(scores(start), scores(self_key)).reshape(B, H, M)
+    of_first, of_own = (
+        (q * keys.float()[:, :, None]).sum(-1) * rows.scale for keys in _first_and_own_keys(rows)
+    )
+    offset = torch.maximum(of_first, of_own).reshape(B, H, M)
     if rows.sinks is not None:
         offset = torch.maximum(offset, rows.sinks.float()[:, None])
     largest = rows.k.float().norm(dim=-1).amax(-1)[:, :, None, None] * abs(rows.scale)
@@ -290,3 +287,18 @@ def with_offsets(rows: KernelRows) -> KernelRows:
     if not bool((bound - offset <= REACH).all()):  # also where a number is not finite
         return rows
     return replace(rows, lse=offset)
+
+
+def _first_and_own_keys(rows: KernelRows) -> tuple[Tensor, Tensor]:
+    """[B, G, M or 1, D]: the first visible key of each row, and the key of its own token."""
+    M, D = rows.q.shape[2:]
+    G, K = rows.k.shape[1:3]
+    if rows.causal:  # without the copies of `gather`
+        return rows.k[:, :, :1], rows.k[:, :, rows.diagonal_offset : rows.diagonal_offset + M]
+    start, _, self_key = rows.bounds()
+
+    def keys(at: Tensor) -> Tensor:
+        index = at.long().clamp(0, K - 1)[:, None, :, None].expand(-1, G, -1, D)
+        return rows.k.gather(2, index)
+
+    return keys(start), keys(self_key)

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnscope import kernels, memory
 from attnscope.errors import AttnscopeError, InputError, ScopeError, unknown
 from attnscope.integrations.vllm import wire
-from attnscope.integrations.vllm.layers import check_config, find_layers, read_layer
+from attnscope.integrations.vllm.layers import check_config, find_layers, read_layers
 from attnscope.integrations.vllm.measured import giving_up
 from attnscope.integrations.vllm.pending_queries import RecorderOptions
 from attnscope.integrations.vllm.recorder import Recorder
@@ -38,14 +38,13 @@ class Session:
         self.worker = worker
         self.runner = worker.model_runner
         modules = find_layers(config, options["layers"])
-        layers = [read_layer(name, module) for name, module in modules.items()]
         device = torch.device(worker.device)
         default, class_of = options["default"], options["class_of"]
         free = memory.free(str(device)) or 4 << 30
         late = bool(config.scheduler_config.async_scheduling)
         sets = options.get("class_sets", {})
         self.recorder = Recorder(
-            layers,
+            read_layers(modules),
             RecorderOptions(
                 default=None if default is None else RequestOptions.parse(default),
                 backend=kernels.choose(options["backend"], device),
