@@ -45,8 +45,11 @@ def column(run: Run, name: str) -> tuple[str, dict[str, str], dict[str, str]]:
         seed //= prompts.count
     label = ", ".join(run.experiment.models)
     found = published_statistics(run)
-    cells = {re.sub(rf"^{re.escape(label)}[:,] ", "", one.what): one.shown for one in found}
-    published = dict(zip(cells, (one.published for one in found), strict=True))
+    cells, published = {}, {}
+    for one in found:  # the level by chance depends on the model, so it stands with the number
+        what = re.sub(rf"^{re.escape(label)}[:,] ", "", one.what)
+        what, chance = re.fullmatch(r"(.*?)( \(by chance [^)]*\))?", what).groups("")
+        cells[what], published[what] = one.shown + chance, one.published
     for verdict in judge_run(run, RECIPES[name].claims):
         where = "" if verdict.layer is None else f", layer {verdict.layer}"
         for line, result in zip(verdict.lines, verdict.results, strict=True):

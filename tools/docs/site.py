@@ -63,6 +63,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/errors.md": errors(),
         "reference/api.md": interface(),
         "reference/declarations.md": declarations(),
+        "reference/measures.md": measures(),
+        "reference/figures.md": figures(),
         "reference/scope.md": "# Scope\n" + SCOPE.replace("(concepts.md)", "(../concepts.md)"),
     }
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
@@ -101,6 +103,21 @@ def declarations() -> str:
     )
     text = "# Declarations\n[Adding to attnscope](../extending.md) shows how to write them.\n\n"
     return text + "\n".join(f"::: attnscope.{name}\n{options}" for name in DECLARED)
+
+
+def measures() -> str:
+    """Every measure with its definition, from the declarations."""
+    from attnscope.measures.table import markdown
+
+    return markdown()
+
+
+def figures() -> str:
+    """Every figure with its options, from the declarations."""
+    from attnscope.figures.registry import table
+
+    text = "# Figures\n[Figures and reports](../figures.md) shows how to draw and save them.\n\n"
+    return f"{text}{table()}\n"
 
 
 def command_line() -> str:

@@ -47,7 +47,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="OPTION=VALUE",
-        help="An option of this figure (docs/figures.md lists them).",
+        help="An option of the figure, such as whiskers=classes.",
     ),
 ]
 ThemeName = Annotated[str, typer.Option(help="Colours: published, or safe (colour-blind readers).")]

@@ -118,7 +118,7 @@ def drawable(
 
 
 def table() -> str:
-    """The tables of docs/figures.md: all figures, what they show, their options."""
+    """The tables of the page of figures: all figures, what they show, their options."""
     rows = ["| name | shows | further options |", "| --- | --- | --- |"]
     helps: dict[str, dict[str, list[str]]] = {}
     for figure in map(figure_named, FIGURES):

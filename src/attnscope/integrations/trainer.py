@@ -40,7 +40,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     Args:
         every: Measure after so many steps.
         prompts: A list of texts, or the `prompts` of an experiment (docs/experiments.md).
-        measures: Names of measures (docs/measures.md).
+        measures: Names of measures (`attnscope run --help` lists them).
         out: The run directory; default: `attention` in the Trainer's output folder.
         tokenizer: Default: the `processing_class` of the Trainer.
         trainer: The Trainer, if its trackers (Weights & Biases, TensorBoard) shall get the numbers
