@@ -65,6 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/declarations.md": declarations(),
         "reference/measures.md": measures(),
         "reference/figures.md": figures(),
+        "results-by-machine.md": benchmarks(),
         "reference/scope.md": "# Scope\n" + SCOPE.replace("(concepts.md)", "(../concepts.md)"),
     }
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
@@ -118,6 +119,22 @@ def figures() -> str:
 
     text = "# Figures\n[Figures and reports](../figures.md) shows how to draw and save them.\n\n"
     return f"{text}{table()}\n"
+
+
+def benchmarks() -> str:
+    """The tables that `benchmarks/run.py` kept, for each machine and version."""
+    text = "# Results by machine\nMade from benchmarks/results; `benchmarks/run.py` adds to it.\n"
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        text += f"\n## {kept['machine']}, attnscope {kept['attnscope']}\n"
+        for name, one in sorted(kept["benchmarks"].items()):
+            versions = f"torch {one['torch']}, transformers {one['transformers']}"
+            called = " ".join([f"{name}.py", *one["arguments"]])
+            text += f"\n`{called}`: {versions}, load of the machine {one['load']}\n\n"
+            for table in one["tables"]:
+                rows = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
+                text += "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n\n"
+    return text
 
 
 def command_line() -> str:
