@@ -10,6 +10,7 @@ import pytest
 from attnscope.cli import app, main
 from attnscope.cli.progress import _Speed
 from attnscope.errors import AttnscopeError
+from attnscope.run.store import open_run
 from attnscope.spec.experiment import make_experiment
 from attnscope.spec.experiment_yaml import experiment_to_yaml
 from made_models import save_model
@@ -57,6 +58,17 @@ def file(tmp_path_factory, folder):
     path = tmp_path_factory.mktemp("files") / "small.yaml"
     path.write_text(experiment_to_yaml(experiment))
     return path
+
+
+def test_device_and_type_of_the_command_replace_those_of_the_file(attnscope, file, tmp_path):
+    how = ("--device", "cpu", "--dtype", "bfloat16", "--json")
+    assert attnscope("run", file, *how, cwd=tmp_path)[0] == 0
+    run = open_run(tmp_path / "runs" / "small")
+    assert (run.experiment.device, run.experiment.dtype) == ("cpu", "bfloat16")
+    code, _, err = attnscope("run", file, "--dtype", "float8", "--out", "other", cwd=tmp_path)
+    assert code == 2
+    assert "float8" in err
+    assert "Traceback" not in err
 
 
 def test_check_run_query(attnscope, file, folder, tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import Json, Quiet, opened
+from attnscope.cli.options import Json, Quiet, opened, without_none
 from attnscope.cli.output import print_json, without_control
 from attnscope.cli.run_in_terminal import carry_out, no_bars, print_outcomes
 from attnscope.errors import InputError
@@ -46,6 +46,16 @@ OnRay = Annotated[
     typer.Option(
         metavar="[ADDRESS]",
         help="Run on a Ray cluster: HOST:PORT or auto. Without an address: on this machine.",
+    ),
+]
+OtherDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda, cuda:N, mps or auto. Default: as in the experiment."),
+]
+OtherDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", help="float32, bfloat16, float16 or auto. Default: as in the experiment."
     ),
 ]
 Workers = Annotated[
@@ -95,6 +105,8 @@ def run(
     load_within: LoadWithin = 3600,
     mixed: Mixed = False,
     outside: Outside = False,
+    device: OtherDevice = None,
+    dtype: OtherDtype = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -128,7 +140,8 @@ def run(
     from attnscope.spec.experiment_yaml import read_experiment
 
     part = _part(shard, ray, extend=extend)
-    experiment = read_experiment(file, outside=outside)
+    replaced = without_none(device=device, dtype=dtype)
+    experiment = read_experiment(file, outside=outside, replaced=replaced)
     frozen = None if claims is None else load_claims(claims)
     folder = _run_folder(part, to_path(out or Path("runs") / experiment.name), quiet=quiet or json)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)

@@ -17,10 +17,14 @@ from attnscope.vision.pictures import is_path
 from attnscope.yaml_file import KeyPath, read_yaml
 
 
-def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
-    """The experiment that a YAML file asks for. Paths in it are relative to the file, and do not
-    leave its folder, unless what is `outside` is allowed: an experiment file from another
-    person must not read other files."""
+def read_experiment(
+    path: str | Path, *, outside: bool = False, replaced: dict[str, Any] | None = None
+) -> Experiment:
+    """The experiment that a YAML file asks for, with `replaced` in place of keys of the file.
+
+    Paths in it are relative to the file, and do not leave its folder, unless what is `outside` is
+    allowed: an experiment file from another person must not read other files.
+    """
     path = to_path(path)
     if not path.is_file():
         raise InputError(
@@ -35,6 +39,7 @@ def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
             path=str(path),
             known=list(Experiment.model_fields),
         )
+    data |= replaced or {}
     _find_files(data, path.parent, outside)
     try:
         return Experiment.model_validate(data)
