@@ -89,6 +89,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return re.sub(r"\]\(((?:\.\./)*)notebooks/([\w-]+)\.ipynb\)", r"](\1tutorials/\2.md)", markdown)
 
 
+def on_post_build(config: MkDocsConfig) -> None:
+    """The links of llms.txt lead to the pages of the site."""
+    path = Path(config.site_dir) / "llms.txt"
+    text = re.sub(r"\]\(([\w/-]+?)(/README)?\.md\)", r"](\1/)", path.read_text(encoding="utf-8"))
+    path.write_text(text, encoding="utf-8")
+
+
 def interface() -> str:
     """The public functions, from their docstrings."""
     from attnscope import _MODULES
