@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from attnscope.spec.claims import make_claims, parse_line
+from attnscope.stats.means import one_sample
 from attnscope.stats.outcome import word_of
 from attnscope.stats.verdicts import WRITTEN, judge, verdict_dict
 from made_values import masses, measured
@@ -182,6 +183,28 @@ def test_several_lines_have_to_hold():
     assert [result.word for result in both.results] == ["holds", "opposite"]
     unclear = one(["first_token > 0.3 in layer 0", "first_token > 0.5 in layer 0"], table)
     assert unclear.verdict == "open"
+
+
+def test_the_lines_of_a_claim_hold_together_at_95_per_cent():
+    """Each of k lines has the level 1 - 0.05 / k; else one of several true lines would be called
+    false in more than 5 % of runs."""
+    table = firsts(near(0.305), layers=1, heads=1)
+    alone = one("first_token > 0.3", table).results[0]
+    for lines in (2, 4):
+        results = one(["first_token > 0.3"] * lines, table).results
+        sample = np.array([near(0.305)("", prompt, "", 0, 0) for prompt in range(alone.n)])
+        low, high = one_sample(sample).interval(1 - 0.05 / lines)
+        for result in results:
+            assert (result.low, result.high) == (pytest.approx(low[0]), pytest.approx(high[0]))
+            assert result.low < alone.low < alone.high < result.high
+
+
+def test_the_heads_of_several_lines_are_counted_at_their_joint_level():
+    """At a joint level, a p between the two levels shows nothing."""
+    table = firsts(lambda model, prompt, *_: 0.3 + 0.001 * (prompt + 1), prompts=range(7), heads=1)
+    line = "first_token > 0.3 in at least 1 head of layer 0"
+    assert one(line, table).verdict == "holds"
+    assert one([line] * 4, table).verdict == "cannot tell"  # 7 prompts have p ≥ 1 / 128 each
 
 
 def test_keys_are_never_taken_from_the_order_of_a_list():
