@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
@@ -103,6 +104,26 @@ def test_long_tables_get_fewer_rows_so_that_40_lines_have_the_notes(tmp_path: Pa
     assert len([line for line in text if line.startswith("! few: ")]) == 1  # for both models
     full = CliRunner().invoke(app, ["compare", folder, "--full"]).stdout.splitlines()
     assert sum("layer" in line.split()[:2] for line in full) >= 3 * 2 * 9
+
+
+def test_every_pair_of_three_models_is_compared_by_default(tmp_path: Path) -> None:
+    folder = str(write_run(small(models=("a", "b", "c"), measures=("entropy",)), tmp_path / "run"))
+    done = CliRunner().invoke(app, ["compare", folder, "--json"])
+    rows = json.loads(done.stdout)["comparison"]
+    assert {(row["a"], row["b"]) for row in rows} == {("a", "b"), ("a", "c"), ("b", "c")}
+
+
+def test_the_left_side_of_a_line_is_printed_under_left(tmp_path: Path) -> None:
+    claims = make_claims({"sides": "entropy[model=b] > first_token[model=a]"}, "test")
+    run = replace(small(models=("a", "b")), claims=claims)
+    folder = write_run(run, tmp_path / "run")
+    lines = CliRunner().invoke(app, ["compare", str(folder), "--full"]).stdout.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("sides: entropy"))
+    shown = dict(zip(lines[at + 1].split()[:2], lines[at + 2].split()[:2], strict=True))
+    values = open_run(folder).values.filter(pl.col("condition") == "base").collect()
+    for side, model, measure in (("left", "b", "entropy"), ("right", "a", "first_token")):
+        mean = values.filter(model=model, measure=measure)["value"].mean()
+        assert float(shown[side]) == pytest.approx(mean, rel=0.1)
 
 
 def test_a_number_stands_alone_and_one_side_needs_no_shared_options(tmp_path: Path) -> None:

@@ -130,14 +130,14 @@ def _tables(verdicts: Sequence[Verdict], most: int | None) -> list[str]:
     for name in dict.fromkeys(v.claim for v in verdicts if v.results):
         group = [v for v in verdicts if v.claim == name and v.results]
         change = _change(group)
-        rows = [["", "before", "after", change, "95 % interval", "needed", "verdict", "p*"]]
+        rows = [["", "left", "right", change, "95 % interval", "needed", "verdict", "p*"]]
         for verdict in group:
             for line, result in zip(verdict.lines, verdict.results, strict=True):
                 cells = cells_of(line, result)
                 cells["after"] = "–" if change == "value" else cells["after"]
                 text = _short(line) if len(verdict.lines) > 1 else ""
                 label = " ".join(filter(None, (_places([verdict], group), text)))
-                numbers = [cells[c] for c in ("before", "after", "change", "interval", "needed")]
+                numbers = [cells[c] for c in ("after", "before", "change", "interval", "needed")]
                 rows.append([label, *numbers, result.word, cells["p"]])
                 tested = tested or result.p is not None
         for note, of_claim in _notes(group):
@@ -217,23 +217,28 @@ def _comparison(compared: pl.DataFrame | None, most: int | None) -> list[str]:
     shown = [n for n in labels if n not in same]
     rows = compared.sort("p", pl.col("effect").abs(), descending=[False, True], nulls_last=True)
     rows = rows if most is None else rows.head(most)
-    numbers = ["mean_a", "mean_b", "difference", "interval", "p", "q", "outcome"]
     p = "p_fwer" if "p_fwer" in compared.columns else "p"
-    table = [[*("class" if n == "item" else n for n in shown), *numbers]]
+    numbers = ["mean_a", "mean_b", "difference", "interval", p, "q", "outcome"]
+    table = [[*map(_heading, shown), *numbers]]
     for row in rows.iter_rows(named=True):
         tests = [_p(row[p]), _p(row["q"]), row["outcome"]]
         table.append([*(_number(row[n]) for n in shown), *_to_its_interval(row), *tests])
-    fixed = ", ".join(f"{n} {compared[n][0]}" for n in same if compared[n][0] is not None)
+    fixed = ", ".join(f"{_heading(n)} {compared[n][0]}" for n in same if compared[n][0] is not None)
     number = max(rows["n"].to_list())
     many = f"{rows.height} of {compared.height:,} rows, smallest p first (largest effects)"
     notes = dict.fromkeys(note for note in rows["note"].to_list() if note)
-    corrected = "p over all layers and heads (Romano and Wolf)" if p == "p_fwer" else "p of one row"
+    family = "p_fwer: over all layers and heads (Romano and Wolf)"
+    corrected = family if p == "p_fwer" else "p of one row"
     return [
         f"comparison, b minus a: {fixed}; {many}",
         *_aligned(table),
         f"{corrected}; q: false discovery rate, which decides the outcome; n = {number} prompts",
         *(f"! {note}" for note in notes),
     ]
+
+
+def _heading(column: str) -> str:
+    return "class" if column == "item" else column
 
 
 def _to_its_interval(row: Mapping[str, Any]) -> list[str]:

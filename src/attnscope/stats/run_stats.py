@@ -20,11 +20,13 @@ def compare_run(
     run: Run, *, over: str | None = None, pair: Pairs = None, **settings: Any
 ) -> pl.DataFrame:
     """`compare` on a run. Default: the two that `pair` names; else the models if there are two, or
-    every condition against the base. Heads and masses as in the experiment, unless `settings` say
-    otherwise. Classes without tokens in any prompt are left out.
+    every condition against the base, or every pair of models. Heads and masses as in the
+    experiment, unless `settings` say otherwise. Classes without tokens in any prompt are left out.
     """
     experiment = run.experiment
-    over = over or _over(experiment, pair)
+    if over is None:
+        over = _over(experiment, pair)
+        pair = "all" if over == "model" and pair is None else pair
     if over == "condition" and pair is None:
         pair = [(experiment.base, name) for name in experiment.variants]
         if not pair:
