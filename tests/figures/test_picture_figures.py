@@ -79,6 +79,7 @@ def test_each_part_of_the_prompt_has_a_line() -> None:
     assert set(draw(run, "modality-depth").data["class"]) == {"all", "image:1"}
     modalities = made_run(measures=("mass",), classes=("image", "text"))
     assert set(draw(modalities, "modality-depth").data["class"]) == {"image", "text"}
-    with pytest.raises(InputError) as error:
-        draw(made_run(measures=("mass",)), "modality-depth")
-    assert error.value.code == "not-measured"
+    for keys in (("all",), ("all", "not-first")):  # no part of the prompt
+        with pytest.raises(InputError) as error:
+            draw(made_run(measures=("mass",), keys=keys), "modality-depth")
+        assert error.value.code == "not-measured"

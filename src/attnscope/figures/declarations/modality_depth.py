@@ -17,9 +17,10 @@ def _parts(rows: Rows) -> Rows:
     """The rows with a part of the prompt in place of the class: a region, a class, or both."""
     values = rows.values
     keys, classes = (values[column].n_unique() for column in ("keys", "item"))
-    if keys < 2 and not MODALITIES & set(values["item"].drop_nulls()):
+    regions = keys > 1 and set(values["keys"]) - {"all", "not-first"}
+    if not regions and not MODALITIES & set(values["item"].drop_nulls()):
         raise AbsentError(
-            "this run has one choice of keys, and no class of pictures or sound",
+            "this run has no region beside other keys, and no class of pictures or sound",
             missing=["mass"],
         )
     columns = [name for name, number in (("keys", keys), ("item", classes)) if number > 1]
