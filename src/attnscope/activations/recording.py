@@ -56,7 +56,8 @@ class Recording:
         self._totals: dict[tuple[str, int], _RunningTotals] = {}
 
     def __repr__(self) -> str:
-        done = f"{self.forwards} forward passes" if self.forwards else "no forward pass yet"
+        many = "es" if self.forwards > 1 else ""
+        done = f"{self.forwards} forward pass{many}" if self.forwards else "no forward pass yet"
         points = ", ".join(map(repr, self.points))
         return f"<Recording of {points} in {len(self.layers)} layers: {done}>"
 

@@ -28,7 +28,7 @@ def decides(plan: Plan, claims: Sequence[Claim]) -> Iterator[dict[str, Any]]:
 
     n = units(None)
     text = f"{n} prompts find a difference of {detectable(n):.2f} standard deviations four times in"
-    few = f"{n} prompts have no interval and no p-value: at least {MINIMUM} are needed"
+    few = f"different prompts: {n}; intervals and p-values need at least {MINIMUM}"
     yield {"least": MINIMUM, "text": f"{text} five" if n >= MINIMUM else few}
     measured = {
         model.label: range(model.info.layers or 1) if model.layers is None else model.layers

@@ -58,7 +58,7 @@ def _prompts(experiment: Experiment) -> str:
     chat = "with the chat template" if experiment.chat else "as plain text"
     if experiment.bos:
         chat += ", with the begin-of-sequence token"
-    return f"{count} {experiment.prompts.source} ({settings}), {chat}"
+    return f"{experiment.prompts.source}, {count} prompts ({settings}), {chat}"
 
 
 def _completions(generate: Generate) -> str:

@@ -288,13 +288,17 @@ def _print_plan(
         memory = "" if one.bytes is None else f" and {one.bytes / 2**20:,.0f} MiB"
         print(
             f"{one.label}: {one.cells:,} cells, {one.tokens:,} tokens (longest {one.longest:,}), "
-            f"{one.batches:,} batches, {one.passes:,} forward passes; {one.parameters:,} "
-            f"parameters; about {_duration(one.seconds)}{memory}"
+            f"{_many(one.batches, 'batch')}, {_many(one.passes, 'forward pass')}; "
+            f"{one.parameters:,} parameters; about {_duration(one.seconds)}{memory}"
         )
     print(
         f"{plan.experiment.name}: {plan.size:,} cells, about "
         f"{_duration(sum(one.seconds for one in estimates))} on {plan.device}, without loading"
     )
+
+
+def _many(number: int, name: str) -> str:
+    return f"{number:,} {name}{'' if number == 1 else 'es'}"
 
 
 def _class_lines(counts: Sequence[ClassCount]) -> Iterator[str]:
