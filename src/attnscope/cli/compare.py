@@ -105,15 +105,7 @@ def compare(
         "keys": listed(keys),
         "queries": listed(queries),
     }
-    if compared is not None:
-        compared = _selected(compared, chosen, holds)
-    elif any(chosen.values()):
-        raise InputError(
-            "this run has one model and one condition, so there are no rows to choose from; add "
-            "--over class, queries or keys",
-            code="nothing-to-compare",
-        )
-    results = (compared, verdicts, choices)
+    results = (_selected(compared, chosen, holds), verdicts, choices)
     statistics = _statistics(opened_runs[0]) if len(opened_runs) == 1 else []
     if json:
         print_json(compare_tables.as_data(*results, statistics=statistics, settings=settings))
@@ -219,13 +211,21 @@ def _results(
 
 
 def _selected(
-    compared: pl.DataFrame, chosen: dict[str, list[Any] | None], holds: bool
-) -> pl.DataFrame:
+    compared: pl.DataFrame | None, chosen: dict[str, list[Any] | None], holds: bool
+) -> pl.DataFrame | None:
     """The selected rows; a name that no row has is an error."""
     import polars as pl
 
     from attnscope.stats.paired import OUTCOMES
 
+    if compared is None:
+        if any(chosen.values()):
+            raise InputError(
+                "this run has one model and one condition, so there are no rows to choose from; "
+                "add --over class, queries or keys",
+                code="nothing-to-compare",
+            )
+        return None
     for column, names in chosen.items():
         if names is None:
             continue
