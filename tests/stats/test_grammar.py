@@ -96,6 +96,8 @@ def test_spaces_do_not_matter():
         ("class_near_zero > 0.3", 1),
         ("step_mass[class=digit] > 0.3", 1),
         ("average > 0.3", 1),
+        ("entropy[model=b] > entropy[model=a] * 1.05", 37),
+        ("entropy[model=b] >= 5% + entropy[model=a]", 24),
     ],
 )
 def test_a_mistake_has_its_column(text, column):

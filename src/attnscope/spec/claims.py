@@ -173,8 +173,8 @@ class _Reader:
         if match[1] not in COLUMNS:
             ends = [name for name in COLUMNS if name.endswith(f"_{match[1]}")]
             near = ends or difflib.get_close_matches(match[1], COLUMNS)
-            names = f", such as {' or '.join(near)}" if near else f" ({', '.join(COLUMNS)})"
-            self.fail(f"a measure{names}", start, "unknown-measure")
+            names = " or ".join(near or ("mass", "first_token", "entropy"))
+            self.fail(f"a measure of docs/measures.md, such as {names}", start, "unknown-measure")
         options: dict[str, Any] = {}
         if self.take(r"\["):
             while not self.take(r"\]"):
@@ -261,10 +261,12 @@ def parse_line(text: str, source: str = "claim") -> Line:
         reader.fail(">, >=, <, <= or within")
     start, scope = reader.at, reader.scope()
     units = reader.take(r"clustered by ([^\s,]+)")
+    if reader.take(r"(?=[*/+-])"):
+        reader.fail("FACTOR * QUANTITY + NUMBER, in this order")
     if not reader.take("$"):
         reader.fail(
             "the end, 'clustered by COLUMN', or one of 'in layer N', 'in each layer', 'in most "
-            "heads', 'in every head', 'in at least N heads' (or layers)"
+            "heads', 'in every head', 'in at least N heads of layers N-N' (or layers)"
         )
     line = Line(reader.text, left, scope=scope, cluster=units[1] if units else None, **parts)
     scoped, levels = scope != Scope(), {COLUMNS[q.measure].level for q in line.quantities}
