@@ -32,6 +32,18 @@ def test_order_goes_by_the_numbers_of_the_places() -> None:
     assert data["name"].to_list() == ["document:1", "document:2", "document:10"]
 
 
+@pytest.mark.parametrize(
+    ("classes", "keys", "shown"),
+    [(("all",), None, "question"), (("digit", "word"), None, "all"), (("all",), "all", "all")],
+)
+def test_one_class_is_not_drawn_on_all_keys_unless_asked(
+    classes: tuple[str, ...], keys: str | None, shown: str
+) -> None:
+    run = made_run(models=("m",), measures=("mass",), keys=("all", "question"), classes=classes)
+    given = {} if keys is None else {"keys": keys}
+    assert f"keys: {shown};" in draw(run, "classes", **given).caption
+
+
 def test_text_shows_the_base_whatever_the_names_of_the_conditions() -> None:
     conditions = {"plain": 0, "filler": 9}  # the variant comes first in the alphabet
     run = made_run(

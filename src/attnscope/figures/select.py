@@ -166,6 +166,8 @@ def select(
             axes[name] = in_order_of(getattr(run.experiment, name), present)
         elif present:
             axes[name] = [pick(run, name, value, present)]
+    if choice.keys is None and all_of != "keys" and measures == ["mass"]:
+        axes["keys"] = _default_keys(run, known, axes)
     sets, items = axes.get("classes", []), []
     if sets:
         items = _items(run, choice, known.filter(pl.col("classes").is_in(sets)), sets[0])
@@ -242,6 +244,16 @@ def _values(known: pl.DataFrame, column: str) -> list[Any]:
 def _distinct(rows: pl.LazyFrame) -> pl.DataFrame:
     """The distinct rows; streamed, because the table may have millions of rows."""
     return rows.unique(maintain_order=True).collect(engine="streaming")
+
+
+def _default_keys(run: Run, known: pl.DataFrame, axes: dict[str, list[Any]]) -> list[Any]:
+    """The keys to show by default: not all keys if the class set has one class, whose mass on all
+    keys is always 1, and the run has others."""
+    of_set = known.filter(pl.col("classes").is_in(axes["classes"]))
+    present = in_order_of(run.experiment.keys, _values(of_set, "keys"))
+    others = [name for name in present if name != "all"]
+    constant = axes["keys"] == ["all"] and of_set["item"].n_unique() == 1
+    return others[:1] if constant and others else axes["keys"]
 
 
 def _items(run: Run, choice: Choice, known: pl.DataFrame, classes: str) -> list[str]:
