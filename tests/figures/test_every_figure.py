@@ -256,6 +256,19 @@ def test_classes_that_get_nothing_have_no_column_in_the_flow() -> None:
     assert "star" not in drawn("flow").caption
 
 
+def test_classes_that_get_nothing_have_no_line_by_query() -> None:
+    run = rich_run()
+    zero = pl.when(pl.col("item") == "star").then(0.0).otherwise(pl.col("value")).alias("value")
+    changed = replace(run, by_query=run.by_query.with_columns(zero))
+    figure = draw(changed, "by-query", measure="query_mass", keys="all")
+    assert "star" in set(draw(run, "by-query", measure="query_mass", keys="all").data["series"])
+    assert "star" not in set(figure.data["series"])
+    chosen = draw(changed, "by-query", measure="query_mass", keys="all", items=["star", "hash"])
+    of_star = chosen.data.filter(series="star")
+    assert of_star.height > 0
+    assert of_star["low"].null_count() == of_star["high"].null_count() == of_star.height
+
+
 def test_an_unknown_figure_lists_the_known() -> None:
     with raises(InputError, "unknown-figure", value="pie", known=list(FIGURES)):
         draw(rich_run(), "pie")

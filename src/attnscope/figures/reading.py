@@ -13,8 +13,8 @@ from attnscope.figures.binning import PRINT
 from attnscope.figures.figure import Figure, Numbers, Request
 from attnscope.figures.numbers import between_models, differences, in_order, means, rounded
 from attnscope.figures.quantities import quantity
-from attnscope.figures.select import AbsentError, Selection, select
-from attnscope.figures.text_format import upper_first
+from attnscope.figures.select import AbsentError, Selection, in_order_of, select
+from attnscope.figures.text_format import join, upper_first
 from attnscope.measures.measure import Range
 from attnscope.run.tables import combine, normalise, possible
 
@@ -142,6 +142,21 @@ def _measures(request: Request, figure: Figure) -> Sequence[str]:
         has = f" (it has {', '.join(names)})" if names else ""
         raise AbsentError(f"this run has no {missing}{has}", missing=[missing], known=names)
     return [str(chosen)]
+
+
+def without_zeros(rows: Rows, column: str, drawn_as: str) -> Rows:
+    """The rows without the classes in this column that receive exactly 0: they have no keys here.
+    Classes that were chosen stay."""
+    most = dict(rows.values.group_by(column).agg(pl.col("value").abs().max()).iter_rows())
+    empty = [name for name, value in most.items() if name is not None and value == 0]
+    if rows.request.choice.items is not None or not empty or len(empty) == len(most):
+        return rows
+    names = join(in_order_of(rows.selection.items, empty))
+    return replace(
+        rows,
+        values=rows.values.filter(~pl.col(column).is_in(empty)),
+        sentences=[*rows.sentences, f"No {drawn_as} for {names}: no attention goes there"],
+    )
 
 
 def summarise(rows: Rows, figure: Figure) -> Numbers:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import polars as pl
 
-from attnscope.figures.figure import Figure
+from attnscope.figures.figure import Figure, Numbers, Request
 from attnscope.figures.options import Option
-from attnscope.figures.reading import SHOWS_VALUES, Rows, label
+from attnscope.figures.reading import SHOWS_VALUES, Rows, label, read, summarise, without_zeros
 from attnscope.figures.select import AbsentError
 from attnscope.figures.shapes.lines import Lines
 
@@ -36,13 +36,22 @@ def _along(rows: Rows) -> Rows:
                 f"this run has {reason}, so there is no value per generated token",
                 missing=list(rows.measures),
             )
-    return replace(
+    rows = replace(
         rows,
         values=values,
         settings={**rows.settings, "x_title": x_title},
         words={**rows.words, "place": unit},
         sentences=[f"Late positions exist only in the longer {longer}"],
     )
+    return without_zeros(rows, "item", "line")
+
+
+def _numbers(request: Request, figure: Figure) -> Numbers:
+    """The means; 0 has no interval, because no query at this position has a key of the class."""
+    numbers = summarise(_along(read(request, figure)), figure)
+    zero = pl.col("value") == 0
+    ends = (pl.when(~zero).then(pl.col(end)).alias(end) for end in ("low", "high"))
+    return replace(numbers, data=numbers.data.with_columns(*ends))
 
 
 FIGURE = Figure(
@@ -55,7 +64,7 @@ FIGURE = Figure(
     derived={"panel": "model", "series": label("keys?", "thing?")},
     by=["panel", "series", "position"],
     shape=Lines(x="position"),
-    change=_along,
+    numbers=_numbers,
     differences=SHOWS_VALUES,
     title="{measure} of each query, by {place}",
     what="Lines are the {measure} of the attention row of each query, by {place}",

@@ -22,6 +22,8 @@ from attnscope.figures.theme import Style, Theme
 
 NAMED = 3
 """Number of heads of a strip that are named."""
+FEW_LAYERS = 12
+"""Largest number of layers that each have a symbol in the legend."""
 FEW = 96
 """Largest number of heads in a panel that are drawn with intervals."""
 
@@ -83,7 +85,7 @@ class Dots(Shape):
         if self.many and frame[self.x].n_unique() == 1:
             title = f"{self.series.capitalize()} of {self.x} {order[0]}"
             return {"x": alt.X(f"{self.series}:O", title=title, axis=alt.Axis(labelAngle=0))}
-        flat = 6 * sum(len(str(name)) for name in order) < width
+        flat = 6 * max(len(str(name)) for name in order) * len(order) < width
         axis = alt.Axis(labelAngle=0 if flat else -45, grid=False, labelLimit=200)
         x = {"x": alt.X(f"{self.x}:O", sort=order, title=title, axis=axis)}
         if len(series) == 1:  # the offset of a single series would not be 0
@@ -148,6 +150,8 @@ class Strip(Dots):
         ends = [theme.diverging[0], theme.diverging[-1]]
         scale = alt.Scale(domain=layers, range=ends, interpolate="rgb")
         shown: dict[str, Any] = {"orient": "top", "title": "Layer", "titleOrient": "left"}
+        if frame["layer"].n_unique() <= FEW_LAYERS:  # a symbol for each, not for round numbers
+            shown["values"] = sorted(set(frame["layer"]))
         return alt.Color("layer:Q", scale=scale, legend=alt.Legend(**shown, format="d"))
 
     def _first(self, part: pl.DataFrame, width: float) -> list[Any]:

@@ -27,9 +27,9 @@ VERDICTS = {
     "opposite": "triangle-down",
     "smaller than claimed": "square",
     "open": "diamond",
-    "cannot tell": "stroke",
+    "cannot tell": "M-1,-0.3H1V0.3H-1Z",
 }
-"""Verdict → shape of its point."""
+"""Verdict → shape of its point; the last one is a filled bar, as lines have no fill."""
 SHOWN = ["panel", "choice", "quantity", "difference", "low", "high", "n", "q", "verdict"]
 
 
