@@ -60,6 +60,12 @@ def file(tmp_path_factory, folder):
     return path
 
 
+def test_run_without_an_experiment_says_what_is_missing(attnscope):
+    code, _, err = attnscope("run")
+    assert code == 2
+    assert "EXPERIMENT.yaml" in err
+
+
 def test_device_and_type_of_the_command_replace_those_of_the_file(attnscope, file, tmp_path):
     how = ("--device", "cpu", "--dtype", "bfloat16", "--json")
     assert attnscope("run", file, *how, cwd=tmp_path)[0] == 0

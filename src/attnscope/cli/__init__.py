@@ -73,7 +73,7 @@ class _Run(_Running):
         following = [*args[1:], "-"]
         bare = [
             word == "--ray" and after.startswith("-")
-            for word, after in zip(args, following, strict=True)
+            for word, after in zip(args, following, strict=False)
         ]
         full = ["--ray=local" if alone else word for word, alone in zip(args, bare, strict=True)]
         return super().parse_args(ctx, full)
