@@ -262,3 +262,10 @@ def test_prompts_that_an_earlier_run_measured_are_named(model: str, tmp_path: Pa
     assert "(first, later, second)" in written("larger")
     fresh = judge_run(open_run(tmp_path / "seed"), built_in_claims())
     assert not [v for v in fresh if v.written and "first" in v.written]
+
+
+def test_holds_with_nothing_decided_says_so(tmp_path: Path) -> None:
+    run = small(models=("a", "b"), prompts=3, measures=("entropy",))  # too few for a test
+    folder = str(write_run(run, tmp_path / "run"))
+    lines = CliRunner().invoke(app, ["compare", folder, "--holds"]).stdout.splitlines()
+    assert any(line.startswith("comparison: ") for line in lines)

@@ -210,8 +210,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _comparison(compared: pl.DataFrame | None, most: int | None) -> list[str]:
     """The rows with the smallest p first; what all rows share stands once."""
-    if compared is None or compared.is_empty():
+    if compared is None:
         return []
+    if compared.is_empty():
+        return ["comparison: no row is decided; without --holds all are shown"]
     labels = [name for name in _LABELS if name in compared.columns]
     same = [n for n in labels if compared[n].n_unique() == 1]
     shown = [n for n in labels if n not in same]

@@ -104,10 +104,13 @@ def figure(
     if not names:
         drawn, missing = drawable(source, **options)
     for one in drawn:
-        for path in save(one, folder, listed(formats)):
-            print(path)
-    for name, why in missing.items():
-        print(f"not drawn: {name}: {why}", file=sys.stderr)
+        first, *others = save(one, folder, listed(formats))
+        print(", ".join([str(first), *(path.suffix[1:] for path in others)]))
+    if missing:
+        why = (
+            "not drawn, because the run lacks the numbers (`attnscope figure RUN NAME` says which)"
+        )
+        print(f"{why}: {', '.join(missing)}", file=sys.stderr)
 
 
 def describe(
