@@ -198,6 +198,19 @@ def test_lengths_share_a_graph() -> None:
     assert compilations() == 2  # one for the first length, one for any
 
 
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_more_lengths_than_torch_compiles_run_uncompiled() -> None:
+    model = build("qwen2")
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    watched(model, model, input_ids=IDS)
+    watched(model, compiled, input_ids=IDS)
+    expected, _ = watched(model, model, input_ids=IDS[:, :5])
+    with pytest.warns(AttnscopeWarning, match="recompile_limit"):
+        scope, _ = watched(model, compiled, input_ids=IDS[:, :5])
+    assert torch.equal(scope.received(1), expected.received(1))
+    assert compilations() == 1
+
+
 @pytest.mark.parametrize(
     "options",
     [

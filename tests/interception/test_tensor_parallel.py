@@ -241,6 +241,20 @@ def test_every_process_ends_with_an_error(tmp_path: Path, how: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("[/src/pair.cc:5] Connection closed by peer [127.0.0.1]:37. Check its logs.", False),
+        ("wait timeout after 45000ms, keys: /default_pg/0//6c91/0/1", False),
+        ("mesh has no such dimension\nlonger", True),
+    ],
+)
+def test_the_reason_of_a_failed_exchange_has_no_addresses(text: str, kept: bool) -> None:
+    reason = split_heads._reason(RuntimeError(text))
+    assert (reason == text.partition("\n")[0]) == kept
+    assert "/" not in reason
+
+
 @pytest.fixture
 def mesh(tmp_path: Path) -> Any:
     meeting = f"file://{tmp_path}/meeting"

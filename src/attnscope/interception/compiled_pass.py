@@ -145,7 +145,7 @@ def _run(
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             # The graph is whole, so nothing of the pass has run.
             output = base.forward(*args, **kwargs)
-            graphs.problem = f"torch cannot compile it as one graph: {_reason(error)}"
+            graphs.problem = _reason(error)
             _warn(graphs.problem)
         return output
     finally:
@@ -241,11 +241,16 @@ def _compilation_of(names: dict[str, Any]) -> _Compilation:
 
 
 def _reason(error: Exception) -> str:
-    """What ended a trace: the message of `traced_attention`, or the first line of torch's own."""
-    if isinstance(error, BackendCompilerFailed):
-        return str(error.inner_exception).strip().partition("\n")[0]
-    message = re.search(r"User-inserted graph break\. Message: (.*)", str(error))
-    return message[1] if message else str(error).strip().partition("\n")[0]
+    """Why a trace ended: the message of `traced_attention`, or the first line of torch's own."""
+    if isinstance(error, FailOnRecompileLimitHit):
+        return (
+            "it was compiled for as many kinds of inputs as torch._dynamo.config.recompile_limit "
+            f"allows ({torch._dynamo.config.recompile_limit}); dynamic=True needs fewer graphs"
+        )
+    text = str(error.inner_exception if isinstance(error, BackendCompilerFailed) else error)
+    message = re.search(r"User-inserted graph break\. Message: (.*)", text)
+    first_line = message[1] if message else text.strip().partition("\n")[0]
+    return f"torch cannot compile it as one graph: {first_line}"
 
 
 def _warn(problem: str) -> None:

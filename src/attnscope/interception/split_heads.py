@@ -120,7 +120,17 @@ class SplitHeads:
         except AttnscopeError:
             raise
         except RuntimeError as error:  # also those of torch.distributed
-            raise _failed(what, str(error).partition("\n")[0]) from error
+            raise _failed(what, _reason(error)) from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """What an error of torch.distributed says, without places in its source and addresses."""
+    text = str(error)
+    if "timeout" in text.lower() or "timed out" in text.lower():
+        return f"another process did not answer within {WAIT.seconds} s"
+    if "Connection" in text:
+        return "another process has ended"
+    return text.partition("\n")[0]
 
 
 def _failed(what: str, reason: str) -> ModelError:
