@@ -93,6 +93,7 @@ bench: $(BENCH_VENV)/.installed
 
 census: $(STAMP)
 	$(BIN)/python validation/census.py
+	$(BIN)/python validation/census_pictures.py
 
 # About an hour on two cores; FUZZ is the seconds for each kind of input.
 FUZZ ?= 120

@@ -164,22 +164,22 @@ def kinds_of_models() -> dict[str, str]:
     return {kind: name if isinstance(name, str) else name[0] for kind, name in found.items()}
 
 
-def shrunk(config_class: Any, more: dict[str, Any]) -> Any:
+def shrunk(config_class: Any, more: dict[str, Any], small: dict[str, Any] = SMALL) -> Any:
     """A small configuration of a class, and of what is nested in it."""
     default = config_class()
     known = default.to_dict().keys() | set(_fields(config_class))
     given: dict[str, Any] = {}
-    for name in known & SMALL.keys():
+    for name in known & small.keys():
         try:
             value = getattr(default, name, None)
         except Exception:  # one that is read by layer
             value = None
-        if not isinstance(value, list):
-            given[name] = SMALL[name]
+        if not isinstance(value, list | tuple):
+            given[name] = small[name]
     for name in config_class.sub_configs:
         inner = getattr(default, name, None)
         if inner is not None:
-            given[name] = shrunk(type(inner), more.get(name, {})).to_dict()
+            given[name] = shrunk(type(inner), more.get(name, {}), small).to_dict()
     if "kv_lora_rank" in known and "num_key_value_heads" in given:
         given["num_key_value_heads"] = SMALL["num_attention_heads"]
     given |= {name: value for name, value in more.items() if name not in config_class.sub_configs}
@@ -203,11 +203,17 @@ def configured(kind: str) -> Any:
 
 
 def built(kind: str, implementation: str | None = None) -> Any:
-    """The shrunk model, random but the same every time, sharp enough to attend unevenly."""
-    config = configured(kind)
+    """The shrunk model of a type."""
+    return random_model(
+        getattr(transformers, kinds_of_models()[kind]), configured(kind), implementation
+    )
+
+
+def random_model(model_class: Any, config: Any, implementation: str | None) -> Any:
+    """A model of a configuration, random but the same every time, sharp enough to attend
+    unevenly."""
     if implementation is not None:
         config._attn_implementation = implementation
-    model_class = getattr(transformers, kinds_of_models()[kind])
     torch.manual_seed(0)
     model = model_class._from_config(config) if implementation is None else model_class(config)
     model.eval()
@@ -249,7 +255,7 @@ def text(model: Any) -> dict[str, Any]:
 
 def outputs(made: Any) -> dict[str, torch.Tensor]:
     """The tensors a model returns, by name, without its caches and weights."""
-    names = ("logits", "last_hidden_state", "encoder_last_hidden_state")
+    names = ("logits", "last_hidden_state", "encoder_last_hidden_state", "logits_per_image")
     found = {name: getattr(made, name, None) for name in names}
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
@@ -347,18 +353,23 @@ class Kinds:
 
 
 @torch.no_grad()
-def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def count(
+    kind: str,
+    runs: Callable[[], None] = lambda: None,
+    built: Callable[..., Any] = built,
+    inputs: Callable[[Any], dict[str, Any]] = text,
+) -> dict[str, Any]:
     """One model: outcome, reason, backend, kinds, deviations. Says when it runs by itself."""
     import attnscope
     from attnscope.errors import AttnscopeError
     from attnscope.interception import sites
 
     try:
-        model, given, plain = ready(kind)
+        model, given, plain = ready(kind, built, inputs)
     except Exception as reason:  # not ours to mend
         if TRACE:
             traceback.print_exc()
-        return {"outcome": "no model", "reason": _line(reason)}
+        return {"outcome": "no model", "reason": line(reason)}
     runs()
     if not sites.has_attention(model):
         return {"outcome": "no attention"}
@@ -370,7 +381,7 @@ def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
         if TRACE:
             traceback.print_exc()
         outcome = "no attention" if reason.code == "no-attention" else "refused"
-        return {"outcome": outcome, "code": reason.code, "reason": _line(reason)}
+        return {"outcome": outcome, "code": reason.code, "reason": line(reason)}
     result: dict[str, Any] = {"backend": _backend(scope), "kinds": sorted(kinds.found)}
     result["output"] = max(_off(watched[name], plain[name], given) for name in plain)
     if not result["output"] <= TOLERANCE:
@@ -387,13 +398,15 @@ def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
     return result
 
 
-def ready(kind: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
-    """A model with its text and its output, in float64 where it runs so: there is less noise."""
+def ready(
+    kind: str, built: Callable[..., Any], inputs: Callable[[Any], dict[str, Any]]
+) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
+    """A model with its inputs and its output, in float64 where it runs so: there is less noise."""
     for dtype in (torch.float64, torch.float32):
         model = built(kind).to(dtype)
         given = {
             name: value.to(dtype) if value.is_floating_point() else value
-            for name, value in text(model).items()
+            for name, value in inputs(model).items()
         }
         try:
             plain = outputs(model(**given))
@@ -413,6 +426,7 @@ def compared(
     """What every layer's keys received, against the weights of eager attention."""
     worst, missing = 0.0, []
     real = given.get("attention_mask")
+    length = -1 if real is None else real.shape[1]
     for site in sorted(ran):
         weights = kept.get(site)
         if weights is None:
@@ -420,10 +434,14 @@ def compared(
             continue
         Q, K = weights.shape[2:]
         rows, keys = torch.ones(B, Q), torch.ones(B, K)
-        if real is not None and (site.kind == "cross" or Q == N):
-            keys[:, : min(K, N)] = real[:, : min(K, N)]
-        if real is not None and site.kind == "self" and Q == N:
+        before = max(0, Q - length) if "pixel_values" in given else 0  # GIT puts its picture there
+        if real is not None and site.kind == "self" and length + before == Q:
+            rows = torch.cat([torch.ones(B, before), real], 1)
+            keys[:, : min(K, Q)] = rows[:, : min(K, Q)]
+        elif real is not None and length == Q:
             rows = real
+        elif real is not None and site.kind == "cross":
+            keys[:, : min(K, length)] = real[:, : min(K, length)]
         wanted = received(weights, rows, keys)
         got = scope[site.part].received(site.layer).double()
         worst = max(worst, float((got - wanted).abs().max()))
@@ -451,11 +469,11 @@ def _real(tensor: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     return tensor[real.bool()] if real is not None and tensor.shape[:2] == real.shape else tensor
 
 
-def _line(reason: BaseException) -> str:
+def line(reason: BaseException) -> str:
     return f"{type(reason).__name__}: {' '.join(str(reason).split())}"[:300]
 
 
-def counted_apart(kind: str) -> dict[str, Any]:
+def counted_apart(kind: str, count: Callable[..., dict[str, Any]] = count) -> dict[str, Any]:
     """`count` in a forked process: whatever it breaks, the others are not affected."""
     read, write = os.pipe()
     child = os.fork()
@@ -466,7 +484,7 @@ def counted_apart(kind: str) -> dict[str, Any]:
         try:
             result = count(kind, runs=lambda: os.write(write, b"\n") and None)
         except BaseException as reason:
-            result = {"outcome": "crashed", "reason": _line(reason)}
+            result = {"outcome": "crashed", "reason": line(reason)}
             if TRACE:
                 traceback.print_exc()
         os.write(write, json.dumps(result).encode())
@@ -489,17 +507,27 @@ def counted_apart(kind: str) -> dict[str, Any]:
     return {"outcome": "crashed" if output else "no model", "reason": reason}
 
 
-def main(wanted: list[str]) -> int:
-    """Count these models, or all; 1 where there are defects."""
+def quiet() -> None:
+    """One thread and no messages; what every model needs is imported once, before the forks."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    import_module("attnscope.scope.watch")  # once, before the forks
+    import_module("attnscope.scope.watch")
+
+
+def printed(kind: str, row: dict[str, Any]) -> None:
+    """A line for a model."""
+    words = [row["outcome"], row.get("backend", ""), " ".join(row.get("kinds", []))]
+    print(f"{kind:28}", *(f"{word:13}" for word in words), row.get("reason", ""), flush=True)
+
+
+def main(wanted: list[str]) -> int:
+    """Count these models, or all; 1 where there are defects."""
+    quiet()
     began, results = time.monotonic(), {}
     for kind in wanted or sorted(kinds_of_models()):
-        row = results[kind] = counted_apart(kind)
-        words = [row["outcome"], row.get("backend", ""), " ".join(row.get("kinds", []))]
-        print(f"{kind:28}", *(f"{word:13}" for word in words), row.get("reason", ""), flush=True)
+        results[kind] = counted_apart(kind)
+        printed(kind, results[kind])
     if not wanted:
         PAGE.write_text(page(results, time.monotonic() - began), encoding="utf-8")
     return int(any(row["outcome"] in DEFECTS for row in results.values()))
@@ -521,8 +549,8 @@ Search for your model by the `model_type` of its `config.json`.
   builds anyway, one layer at a time. **mixed**: some attention modules are streamed, others use the
   fallback. Modules that compute their own softmax and attention that is sparse by index or content
   need the fallback.
-- Of models with images or sound only the text layers are measured; `repr(scope)` names the others.
-  Watch a vision tower by itself if it is a model.
+- Of models with images or sound the text layers are counted; `watch(model, vision=True)` adds the
+  tower.
 - A model that makes an attention call which attnscope does not measure is refused.
 
 {totals}
@@ -558,7 +586,7 @@ def _grouped(
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def _tables(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+def tables(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
     """The rows of both tables of the page."""
     measured, others = [], []
     for kind, row in sorted(results.items()):
@@ -581,27 +609,31 @@ def _tables(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
     return table, [f"| {cells[0]} | {', '.join(kinds)} |" for cells, kinds in _grouped(others)]
 
 
-def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
-    """docs/models.md"""
+def totals(results: dict[str, dict[str, Any]], seconds: float) -> str:
+    """How many models have which outcome."""
     tally = Counter(row["outcome"] for row in results.values())
     exact = [row for row in results.values() if row["outcome"] == "exact"]
     streamed = sum(row["backend"] == "streamed" for row in exact)
     attending = len(results) - tally["no attention"] - tally["no model"]
     defects = ", ".join(f"{tally[name]} {name}" for name in (*DEFECTS, "unknown"))
-    totals = (
+    return (
         f"{len(results)} model types in {seconds:.0f} s: {attending} with attention, of which "
         f"**{len(exact)} exact** ({len(exact) / attending:.1%}; {streamed} of them streamed, "
         f"{streamed / len(exact):.0%}), {tally['refused']} refused, {defects}; "
         f"{tally['no attention']} without attention, {tally['no model']} not built."
     )
-    table, others = _tables(results)
+
+
+def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
+    """docs/models.md"""
+    table, others = tables(results)
     return OPENING.format(
         version=transformers.__version__,
         torch=torch.__version__.split("+")[0],
         B=B,
         N=N,
         tolerance=TOLERANCE,
-        totals=totals,
+        totals=totals(results, seconds),
         by_hand=_by_hand(PAGE.read_text(encoding="utf-8")),
         table="\n".join(table),
         others="\n".join(others),

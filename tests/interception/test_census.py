@@ -121,7 +121,7 @@ def test_the_page_has_a_row_for_models_with_equal_results() -> None:
         "e": {"outcome": "no model", "reason": "of its own"},
         "f": {"outcome": "no model", "reason": "another"},
     }
-    measured, others = census._tables(results)
+    measured, others = census.tables(results)
     assert measured == [
         "| exact | streamed | decoder | a, b | 2e-07 | 1e-06 |",
         "| wrong: a\\|b | fallback | encoder | c |  |  |",

@@ -209,6 +209,16 @@ def test_prompts_without_image_tokens_or_with_other_pictures_are_refused() -> No
     assert error.value.code == "bad-image"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_more_pictures_than_the_inputs_have_are_refused(name: str) -> None:
+    family = made_processors.made(name)
+    picture = Image.fromarray(noise(50, 70))
+    inputs = made_processors.model_inputs(family, [family.mark], [picture])
+    with pytest.raises(InputError) as error:
+        image_tokens(family.processor, inputs, [picture, picture])
+    assert error.value.code == "wrong-image-tokens"
+
+
 def test_sizes_of_arrays_and_pictures() -> None:
     assert size_of(Image.new("RGB", (20, 10))) == (10, 20)
     assert size_of(np.zeros((10, 20, 3))) == (10, 20)

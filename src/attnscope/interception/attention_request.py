@@ -215,9 +215,9 @@ class AttentionRequest:
                     call=(q.shape[2], k.shape[2]),
                 )
         elif mask is not None:
-            geometry, bias = masks.geometry_of_dense(
-                mask, q, k.shape[2], past, self.forward_pass.padding
-            )
+            cross = site.kind == "cross"  # its keys are not tokens of this text
+            of_text = (None, None) if cross else (past, self.forward_pass.padding)
+            geometry, bias = masks.geometry_of_dense(mask, q, k.shape[2], *of_text)
         else:
             causal = self.options.get("is_causal")
             if causal is None:

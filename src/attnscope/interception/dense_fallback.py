@@ -243,6 +243,18 @@ def _weights_of(
     raise ModelError(f"{type(module).__name__} (module {name}) {problem}", code=code, module=name)
 
 
+def fewer_keys(model: nn.Module, module: nn.Module, weights: Tensor) -> ModelError:
+    """The error for self-attention whose weights are not over its tokens (SwiftFormer)."""
+    name = name_in(model, module)
+    queries, keys = weights.shape[2:]
+    return ModelError(
+        f"{type(module).__name__} (module {name}) made attention weights of {queries} queries and "
+        f"{keys} keys in self-attention; attnscope cannot assign them to tokens",
+        code="unsupported-weights-shape",
+        module=name,
+    )
+
+
 def _not_captured(module: nn.Module, count: int) -> str:
     """The problem of a module with no matrix of weights, or with several."""
     reason = (

@@ -246,6 +246,8 @@ def _on_weights(
     observers = _observers([each for each in hook_sites if each[0].needs_geometry])
     if observers:
         cross = hook_sites[0][1].kind == "cross"
+        if not cross and weights.shape[3] < weights.shape[2]:
+            raise dense_fallback.fewer_keys(observers[0][0].sites.model, module, weights)
         geometry = dense_fallback.geometry_of_weights(
             weights, mask, forward_pass, visible, cross=cross
         )

@@ -107,7 +107,17 @@ def image_tokens(
     layout = LAYOUTS.get(type(processor).__name__)
     if layout is None:
         return _squares(processor, sequences, sizes)
-    views = [layout(picture) for picture in _pictures(processor, inputs, sizes, options)]
+    views: list[list[View]] = []
+    for picture in _pictures(processor, inputs, sizes, options):
+        try:
+            views.append(layout(picture))
+        except IndexError as error:
+            raise InputError(
+                f"got {len(sizes)} pictures, but the inputs have {len(views)}; give the pictures "
+                "of these prompts, in their order",
+                code="wrong-image-tokens",
+                expected=len(views),
+            ) from error
     return _assigned(processor, sequences, sizes, views)
 
 

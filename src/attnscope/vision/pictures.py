@@ -133,7 +133,7 @@ def _too_large(name: str, size: str, limit: str) -> InputError:
 
 
 def _broken(name: str, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = str(error).partition(" <_io.")[0].partition("\n")[0] or type(error).__name__
     return InputError(
         f"{name!r} cannot be read as a picture ({reason}); known formats: {', '.join(FORMATS)}",
         code="broken-image",
