@@ -10,8 +10,10 @@ from urllib.parse import urlencode
 
 import pytest
 import uvicorn
+from PIL import Image
 
 import chromium
+from attnscope.prompts.shapes import picture_question
 from attnscope.web.server import create
 from made_runs import made_run, write_run
 
@@ -112,7 +114,7 @@ def shaded(page: Any, **wanted: str) -> None:
 def test_step_through_a_completion_and_use_every_control(page: Any, address: str) -> None:
     go(page, address, model=MODEL)
     page.focus("#tab-playground")
-    for tab in ("compare", "runs", "playground"):
+    for tab in ("compare", "pictures", "runs", "playground"):
         page.keyboard.press("ArrowRight")
         assert page.get_attribute(f"#tab-{tab}", "aria-selected") == "true"
     for name in ("chat template", "allow more tokens than the model has positions"):
@@ -439,10 +441,29 @@ def test_accessibility_rules(browser: Any, address: str, scheme: str) -> None:
     page.click("#tab-compare")
     page.wait_for_selector("html[data-compared]")
     assert wrong() == []
+    page.click("#tab-pictures")
+    assert wrong() == []
     page.click("#tab-runs")
-    page.frame_locator("iframe").locator("#found h2").wait_for()
+    page.frame_locator("#runs iframe").locator("#found h2").wait_for()
     assert wrong() == []
     context.close()
+
+
+def test_two_questions_about_a_picture(page: Any, address: str, tmp_path: Path) -> None:
+    asked = picture_question(0, seed=7)
+    Image.fromarray(asked.picture).save(tmp_path / "shapes.png")
+    go(page, address, tab="pictures", question=asked.question, question2="Describe it.")
+    page.click("#measure-picture")
+    page.wait_for_selector("#status.wrong")  # no picture yet
+    page.set_input_files("#picture-file", tmp_path / "shapes.png")
+    page.wait_for_selector("#pictures .drop img:not([hidden])")
+    page.click("#measure-picture")
+    page.wait_for_selector("#pictures .side > :nth-child(2) iframe")
+    frame = page.frame_locator("#pictures .side > :nth-child(1) iframe")
+    frame.locator("canvas").first.wait_for()
+    word = asked.question.rstrip("?").split()[-1]
+    frame.locator(f"span:text-is(' {word}')").hover()
+    frame.locator(f'text=Query " {word}"').wait_for()
 
 
 def test_a_job_can_be_cancelled(page: Any, address: str, monkeypatch: Any) -> None:

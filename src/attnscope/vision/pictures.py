@@ -96,14 +96,14 @@ def picture_bytes(source: str | Path | bytes, base: Path | None = None) -> tuple
         return source, "the picture"
     text = str(source)
     if isinstance(source, str) and text.startswith(DATA_URL):
-        return _from_base64(text.partition(",")[2]), "the picture"
+        return from_base64(text.partition(",")[2]), "the picture"
     path = (base or Path()) / os.path.expanduser(text)
     if os.path.isfile(path):  # unlike pathlib's, no error for very long names
         if path.stat().st_size > MAX_BYTES:
             raise _too_large(text, f"{path.stat().st_size:,} bytes", f"{MAX_BYTES:,} bytes")
         return path.read_bytes(), text
     if not is_path(source):
-        return _from_base64(text), "the picture"
+        return from_base64(text), "the picture"
     raise InputError(
         f"there is no picture {text!r}; give the path of a file ({', '.join(FORMATS)}), or the "
         "file itself in base64",
@@ -112,7 +112,8 @@ def picture_bytes(source: str | Path | bytes, base: Path | None = None) -> tuple
     )
 
 
-def _from_base64(text: str) -> bytes:
+def from_base64(text: str) -> bytes:
+    """The bytes of a picture file in base64."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

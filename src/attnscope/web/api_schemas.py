@@ -72,6 +72,17 @@ class ViewRequest(_Body):
     """Allow more tokens than the model has positions, if the model can compute them."""
 
 
+class PictureRequest(_Body):
+    """A picture and one or two questions about it."""
+
+    model: Name
+    image: Annotated[str, Field(max_length=2_000_000, pattern=r"^data:image/[a-z+.-]+;base64,")]
+    """The file as a data URL."""
+    questions: Annotated[list[PageText], Field(min_length=1, max_length=2)]
+    system: PageText | None = None
+    completion: Annotated[int, Field(ge=0, le=MAX_COMPLETION), INTEGER] = 0
+
+
 class RowRequest(_Body):
     """A token whose attention row or column is requested."""
 

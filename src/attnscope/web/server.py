@@ -19,6 +19,7 @@ from attnscope.web import attention_rows, downloads
 from attnscope.web.jobs import BusyError, GoneError, Job, Queue
 from attnscope.web.measuring import Watcher, measure, prepare
 from attnscope.web.model_cache import ModelCache
+from attnscope.web.picture_page import PicturePages, picture_page
 from attnscope.web.runs import Runs
 from attnscope.web.security import REPORT_POLICY, SecurityMiddleware
 from attnscope.web.view_cache import ViewCache
@@ -82,6 +83,7 @@ def create(
     _choice_routes(app, cache, runs, longest)
     _measuring_routes(app, queue, cache, views, longest)
     _model_routes(app, queue, cache, views)
+    _picture_routes(app, queue, cache)
     _job_routes(app, queue)
     view_routes(app, views)
     pair_routes(app, views)
@@ -253,6 +255,30 @@ def _model_routes(app: FastAPI, queue: Queue, cache: ModelCache, views: ViewCach
         text = queue.result(lambda _: downloads.page(view, queries))
         headers = attached("attnscope.html") | {"content-security-policy": REPORT_POLICY}
         return Response(text, media_type="text/html", headers=headers)
+
+
+def _picture_routes(app: FastAPI, queue: Queue, cache: ModelCache) -> None:
+    pages = PicturePages()
+
+    @app.post("/api/pictures", status_code=202)
+    def pictures(request: body.PictureRequest) -> body.Ticket:
+        """Measure questions about a picture; the result has the ids of their pages."""
+
+        def work(job: Job) -> dict[str, Any]:
+            job.report(f"loading {request.model}")
+            loaded, made = cache.get(request.model), []
+            for number, question in enumerate(request.questions, start=1):
+                job.report(f"measuring question {number}")
+                made.append(pages.put(picture_page(loaded, request, question, job.check)))
+            return {"pages": made}
+
+        return body.Ticket(job=queue.submit(work).id)
+
+    @app.get("/api/pictures/{id}.html", response_class=Response, responses=sent_as("text/html"))
+    def picture(id: Id) -> Response:
+        """The page of a question about a picture."""
+        headers = {"content-security-policy": REPORT_POLICY}
+        return Response(pages.get(id), media_type="text/html", headers=headers)
 
 
 def _job_routes(app: FastAPI, queue: Queue) -> None:

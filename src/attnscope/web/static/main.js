@@ -2,11 +2,12 @@
 import {get, showStatus} from "./api.js";
 import {theme} from "./charts.js";
 import {compare} from "./compare.js";
+import {pictures} from "./pictures.js";
 import {playground} from "./playground.js";
 import {runs} from "./runs.js";
 import {read, set, state} from "./state.js";
 
-const TABS = ["playground", "compare", "runs"];
+const TABS = ["playground", "compare", "pictures", "runs"];
 const start = async () => {
   read();
   let choices;
@@ -17,7 +18,7 @@ const start = async () => {
     return;
   }
   Object.assign(theme, choices.theme);
-  const tabs = {playground, compare, runs},
+  const tabs = {playground, compare, pictures, runs},
     opened = {};
   const show = (tab) => {
     for (const name of TABS) {

@@ -27,6 +27,9 @@ const START = {
   position: "between",
   against: "sentence",
   run: "",
+  seeing: "",
+  question: "",
+  question2: "",
 };
 export const state = {...START};
 export const read = () => {
