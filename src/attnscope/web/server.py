@@ -266,11 +266,11 @@ def _picture_routes(app: FastAPI, queue: Queue, cache: ModelCache) -> None:
 
         def work(job: Job) -> dict[str, Any]:
             job.report(f"loading {request.model}")
-            loaded, made = cache.get(request.model), []
+            loaded, ids = cache.get(request.model), []
             for number, question in enumerate(request.questions, start=1):
                 job.report(f"measuring question {number}")
-                made.append(pages.put(picture_page(loaded, request, question, job.check)))
-            return {"pages": made}
+                ids.append(pages.put(picture_page(loaded, request, question, job.check)))
+            return {"pages": ids}
 
         return body.Ticket(job=queue.submit(work).id)
 
