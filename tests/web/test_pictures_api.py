@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from starlette.testclient import TestClient
 
 from attnscope.web import picture_page
+from attnscope.web.jobs import GoneError
 from attnscope.web.server import create
 
 MODEL = "zoo:shapes-vlm"
@@ -89,5 +90,5 @@ def test_old_pages_are_dropped() -> None:
     pages = picture_page.PicturePages()
     ids = [pages.put(str(n)) for n in range(picture_page.KEPT + 1)]
     assert pages.get(ids[1]) == "1"
-    with pytest.raises(picture_page.GoneError):
+    with pytest.raises(GoneError):
         pages.get(ids[0])
