@@ -72,7 +72,9 @@ def main() -> None:
     if name not in names:
         sys.exit(f"python benchmarks/run.py NAME [ARG …]; known: {', '.join(names)}")
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{name}.py ended with exit code {done.returncode}; nothing is kept")
     print(f"{done.stdout}\nkept in {keep(name, arguments, done.stdout)}")
 
 

@@ -137,7 +137,8 @@ def benchmarks() -> str:
         for name, one in sorted(kept["benchmarks"].items()):
             versions = f"torch {one['torch']}, transformers {one['transformers']}"
             called = " ".join([f"{name}.py", *one["arguments"]])
-            text += f"\n`{called}`: {versions}, load of the machine {one['load']}\n\n"
+            load = f", load of the machine {one['load']}" if "load" in one else ""
+            text += f"\n`{called}`: {versions}{load}\n\n"
             for table in one["tables"]:
                 rows = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
                 text += "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n\n"
