@@ -41,6 +41,8 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+TABLES = Path(__file__).parent / "census.md"
+"""The outcome of every model type; the site has it as a page."""
 B, N, TARGET, VOCABULARY = 2, 20, 11, 97
 PADDING = 6
 # Largest deviation, of outputs relative to the largest of them, of `received` absolute.
@@ -530,6 +532,8 @@ def main(wanted: list[str]) -> int:
         printed(kind, results[kind])
     if not wanted:
         PAGE.write_text(page(results, time.monotonic() - began), encoding="utf-8")
+        table, others = map("\n".join, tables(results))
+        TABLES.write_text(LISTS.format(table=table, others=others), encoding="utf-8")
     return int(any(row["outcome"] in DEFECTS for row in results.values()))
 
 
@@ -541,7 +545,7 @@ OPENING = """# Models
 language model and sequence-to-sequence model that transformers {version} knows, from a small
 configuration with random weights. Each model runs in a process of its own, plain and watched, on
 a padded batch of {B} × {N} tokens (torch {torch}, CPU, float64 where the model supports it).
-Search for your model by the `model_type` of its `config.json`.
+Search its table for your model by the `model_type` of its `config.json`.
 
 - **exact**: the watched output equals the plain one, and every layer's `received` equals that of
   the model's own eager attention, within {tolerance:g}. The table has the largest deviations.
@@ -556,13 +560,20 @@ Search for your model by the `model_type` of its `config.json`.
 {totals}
 
 {by_hand}## Models with attention
+Every model type with its outcome is in a [table of its own](../validation/census.md).
+"""
+
+LISTS = """# Model types
+Written by `make census`; the page "Supported models" has the meaning of the outcomes.
+
+## Models with attention
 | outcome | measured | attention | model types | output off by | received off by |
 | --- | --- | --- | --- | --- | --- |
 {table}
 
 ## The others
 `python validation/census.py TYPE` prints the reason. The code of a refusal is a section of
-[errors](reference/errors.md). Without a result: the model could not be built or run here.
+the page of errors. Without a result: the model could not be built or run here.
 
 | outcome | model types |
 | --- | --- |
@@ -626,7 +637,6 @@ def totals(results: dict[str, dict[str, Any]], seconds: float) -> str:
 
 def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
     """docs/models.md"""
-    table, others = tables(results)
     return OPENING.format(
         version=transformers.__version__,
         torch=torch.__version__.split("+")[0],
@@ -635,8 +645,6 @@ def page(results: dict[str, dict[str, Any]], seconds: float) -> str:
         tolerance=TOLERANCE,
         totals=totals(results, seconds),
         by_hand=_by_hand(PAGE.read_text(encoding="utf-8")),
-        table="\n".join(table),
-        others="\n".join(others),
     )
 
 

@@ -20,6 +20,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "attnscope"
 NOTEBOOKS = ROOT / "docs" / "notebooks"
+CENSUS = ROOT / "validation" / "census.md"
 REPOSITORY = "https://attnscope.invalid/source"
 """PLACEHOLDER: the project has no public address yet."""
 SCOPE = (
@@ -63,6 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/errors.md": errors(),
         "reference/api.md": interface(),
         "reference/declarations.md": declarations(),
+        "reference/model-types.md": CENSUS.read_text(encoding="utf-8"),
         "reference/measures.md": measures(),
         "reference/figures.md": figures(),
         "results-by-machine.md": benchmarks(),
@@ -81,6 +83,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def to_source(link: re.Match[str]) -> str:
         target = (folder / link[1]).resolve()
+        if target == CENSUS:
+            return f"]({'../' * page.file.src_uri.count('/')}reference/model-types.md)"
         if not target.exists() or target.is_relative_to(ROOT / "docs"):
             return link[0]
         return f"]({REPOSITORY}/{target.relative_to(ROOT)})"
