@@ -406,11 +406,11 @@ def ready(
     """A model with its inputs and its output, in float64 where it runs so: there is less noise."""
     for dtype in (torch.float64, torch.float32):
         model = built(kind).to(dtype)
-        given = {
-            name: value.to(dtype) if value.is_floating_point() else value
-            for name, value in inputs(model).items()
-        }
         try:
+            given = {
+                name: value.to(dtype) if value.is_floating_point() else value
+                for name, value in inputs(model).items()
+            }
             plain = outputs(model(**given))
             assert plain, "returns no logits"
             assert all(_real(t, given).isfinite().all() for t in plain.values()), "not finite"
