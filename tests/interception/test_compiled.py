@@ -1,6 +1,7 @@
 """A compiled model stays compiled while it is watched, or runs uncompiled with a warning."""
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -438,6 +439,23 @@ def test_an_adapter_is_measured_as_it_is_at_the_moment() -> None:
     assert torch.equal(watched(adapted, compiled, input_ids=IDS)[0].received(1), on)
     assert not torch.equal(on, off)
     assert compilations() == 2
+
+
+def test_a_block_inside_a_compiled_function_is_refused() -> None:
+    model = build("qwen2")
+
+    @torch.compile(backend="eager")
+    def run() -> None:
+        with attnscope.watch(model):
+            model(IDS)
+
+    expected, _ = watched(model, model, input_ids=IDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of dynamo
+        with raises(ModelError, "compiled-graph-outside"):
+            run()
+    scope, _ = watched(model, model, input_ids=IDS)
+    assert torch.equal(scope.received(1), expected.received(1))
 
 
 def test_a_graph_with_other_attention_is_refused() -> None:

@@ -123,7 +123,7 @@ def _attend(
     if module is None:
         raise ModelError(
             "a graph that was compiled inside an attnscope block runs outside of it; compile or "
-            "export the model outside of the block",
+            "export the model outside of the block, and open no block in a compiled function",
             code="compiled-graph-outside",
         )
     registry = current()

@@ -21,6 +21,7 @@ _active: dict[Any, tuple[int, ExitStack]] = {}
 """By key: how many users a patch has, and how to undo it."""
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def acquire(key: Any, apply: Callable[[], ExitStack]) -> None:
     """Add a user of a patch; the first user applies it."""
     with _lock:
@@ -28,6 +29,7 @@ def acquire(key: Any, apply: Callable[[], ExitStack]) -> None:
         _active[key] = count + 1, undo
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def release(key: Any) -> None:
     """Remove a user of a patch; the last user undoes it."""
     with _lock:
