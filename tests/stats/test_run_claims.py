@@ -269,3 +269,19 @@ def test_holds_with_nothing_decided_says_so(tmp_path: Path) -> None:
     folder = str(write_run(run, tmp_path / "run"))
     lines = CliRunner().invoke(app, ["compare", folder, "--holds"]).stdout.splitlines()
     assert any(line.startswith("comparison: ") for line in lines)
+
+
+def test_claims_are_judged_although_their_measure_cannot_be_compared(tmp_path: Path) -> None:
+    claims = make_claims({"mine": "lambda > 0.1"}, "test")
+    made = small(conditions={"base": 0, "filler": 9}, measures=("lambda",))
+    bare, own = (
+        str(write_run(replace(made, claims=some), tmp_path / name))
+        for name, some in (("bare", ()), ("own", claims))
+    )
+    invoke = CliRunner().invoke
+    done = invoke(app, ["compare", own])
+    assert done.exit_code == 0, done.output
+    assert "mine: " in done.stdout
+    assert "no comparison: " in done.stderr
+    for refused in (["compare", bare], ["compare", own, "--over", "condition"]):
+        assert invoke(app, refused).exception is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,7 +98,6 @@ def compare(
     how = {**shown, "over": over, "pair": _pair(pair), **settings}
     opened_runs = [opened(run) for run in runs]
     judged, varied = _claims(opened_runs[0], claims, sensitivity)
-    compared, verdicts, choices = _results(opened_runs, judged, varied, how, units)
     chosen = {
         "measure": listed(measure),
         "layer": numbers("layer", layer),
@@ -105,13 +106,17 @@ def compare(
         "keys": listed(keys),
         "queries": listed(queries),
     }
+    explicit = holds or any(one is not None for one in (over, pair, *chosen.values()))
+    compared, verdicts, choices = _results(
+        opened_runs, judged, varied, how, units, explicit=explicit
+    )
     results = (_selected(compared, chosen, holds), verdicts, choices)
     statistics = _statistics(opened_runs[0]) if len(opened_runs) == 1 else []
     if json:
         print_json(compare_tables.as_data(*results, statistics=statistics, settings=settings))
     else:
-        layout = _layout(over, pair, chosen, holds=holds, full=full)
-        print(compare_tables.as_text(_title(opened_runs), *results, statistics, **layout))
+        text = partial(compare_tables.as_text, _title(opened_runs), *results, statistics)
+        print(text(full=full, comparison_first=explicit))  # first if the user asked for it
         _print_scores(opened_runs)
 
 
@@ -142,14 +147,6 @@ def _statistics(run: Run) -> list[PublishedStatistic]:
         return published_statistics(run)
     except InputError:
         return []
-
-
-def _layout(
-    over: str | None, pair: str | None, chosen: dict[str, Any], *, holds: bool, full: bool
-) -> dict[str, Any]:
-    """The comparison is first if the user asked for a certain one, or for certain rows."""
-    certain = any(one is not None for one in (over, pair, *chosen.values()))
-    return {"full": full, "comparison_first": holds or certain}
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -189,6 +186,8 @@ def _results(
     varied: Claim | None,
     how: dict[str, Any],
     units: dict[str, Any],
+    *,
+    explicit: bool,
 ) -> tuple[pl.DataFrame | None, list[Verdict], pl.DataFrame | None]:
     """The comparison, the verdicts, and one claim under every choice."""
     from attnscope.stats import run_stats
@@ -200,7 +199,13 @@ def _results(
     (run,) = runs
     several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1
     several = several or how["over"] is not None
-    compared = run_stats.compare_run(run, **how, family_wise=True) if several else None
+    compared = None
+    try:
+        compared = run_stats.compare_run(run, **how, family_wise=True) if several else None
+    except InputError as error:
+        if explicit or not (judged or run.claims):
+            raise
+        print(f"no comparison: {error}", file=sys.stderr)  # the claims of the run are judged
     two = how["pair"]
     models = two if isinstance(two, tuple) and two[0] in run.experiment.models else None
     verdicts = run_stats.judge_run(run, judged, pair=models, **units)
