@@ -121,6 +121,14 @@ def count_chunks(llm: Any, scopes: Any, outputs: list[Any]) -> str:
     return f"prompts of up to {longest} tokens in chunks of {most}"
 
 
+def name_backend(llm: Any, scopes: Any, outputs: list[Any]) -> str:
+    config = llm.llm_engine.vllm_config.compilation_config
+    assert config.mode, "the model is not compiled"
+    backend = next(iter(config.static_forward_context.values())).attn_backend
+    assert backend.__module__.startswith("attnscope."), backend
+    return f"{config.mode.name}, {backend.__module__}.{backend.__name__}"
+
+
 BATCHED = {"max_num_batched_tokens": 64, "max_num_seqs": 16}
 CASES = {
     "batch": Case(
@@ -215,7 +223,13 @@ CASES = {
         "engine in another process, plugin by its entry point",
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_PLUGINS": "attnscope"},
     ),
-    "compiled": Case(generate, "compiled model", engine={"enforce_eager": False}),
+    "compiled": Case(
+        generate,
+        "compiled model, attention backend of the plugin",
+        engine={"enforce_eager": False},
+        environment={"VLLM_PLUGINS": "attnscope"},
+        check=name_backend,
+    ),
     "tensor-parallel": Case(
         generate,
         "tensor parallelism over two processes",
