@@ -107,6 +107,26 @@ def test_no_number_is_changed_by_the_chart(name: str) -> None:
         assert '"aggregate"' not in str(bare).replace("'", '"')
 
 
+@pytest.mark.parametrize("name", ["filler-profile", "filler-vs-sentence"])
+def test_no_two_panels_share_a_name(name: str) -> None:
+    """Vega-Lite draws the data of one of them in both."""
+    names: list[str] = []
+
+    def collect(part: Any) -> None:
+        if isinstance(part, dict):
+            if "mark" in part and "name" in part:
+                names.append(part["name"])
+            for key, value in part.items():
+                if key != "datasets":
+                    collect(value)
+        elif isinstance(part, list):
+            for value in part:
+                collect(value)
+
+    collect(drawn(name).interactive)
+    assert len(set(names)) == len(names) >= 4
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_captions_state_what_is_shown(name: str) -> None:
     caption = drawn(name).caption

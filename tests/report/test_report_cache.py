@@ -19,8 +19,10 @@ cache = import_module("attnscope.report.cache")
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
-    def build(run: Any, verdict_cache: Any, drawn: Any, **options: Any) -> str:
-        calls.append(options)
+    def build(
+        run: Any, *, verdict_cache: Any, drawn: Any, theme: str = "published", **options: Any
+    ) -> str:
+        calls.append(options if theme == "published" else {"theme": theme, **options})
         return f"report {len(calls)}"
 
     monkeypatch.setattr(cache, "build", build)
@@ -39,6 +41,7 @@ def test_a_report_is_built_once_and_again_for_other_options(
     run = open_run(folder)
     assert report(run) == report(open_run(folder)) == "report 1"
     assert write_report(run, folder / "report.html").read_text() == "report 1"
+    assert report(run, theme="published") == "report 1"  # the default
     assert report(run, theme="safe") == "report 2"
     assert report(run, cluster="level") == "report 3"
     assert built == [{}, {"theme": "safe"}, {"cluster": "level"}]

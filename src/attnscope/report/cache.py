@@ -10,6 +10,7 @@ import hashlib
 import json
 from contextlib import suppress
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,9 @@ def report(
 def _digest(run: Run, options: dict[str, Any]) -> str:
     """Of everything that the report is made from; what the run has read is not read again."""
     state = hashlib.sha256(_program().encode())
-    read = [options, run.environment, run.complete, experiment_to_yaml(run.experiment)]
+    default = {name: option.default for name, option in signature(build).parameters.items()}
+    chosen = {name: value for name, value in options.items() if value != default.get(name)}
+    read = [chosen, run.environment, run.complete, experiment_to_yaml(run.experiment)]
     state.update(json.dumps(read, sort_keys=True, default=repr).encode())
     for name in ("metadata.jsonl", "claims.yaml"):
         path = run.path / name

@@ -117,7 +117,8 @@ class Profile(Shape):
             marks.append(value.mark_point(size=9, filled=True, opacity=1, clip=clip))
         if clip:  # a selection belongs to one mark of a layer
             move = alt.selection_interval(name=zoom, bind="scales", encodings=["x"])
-            marks[-1] = marks[-1].add_params(move)
+            # altair names a view by its encoding, so panels with other data would share a name.
+            marks[-1] = marks[-1].add_params(move).properties(name=f"of_{zoom}")
         return alt.layer(*marks).properties(width=style.width, height=style.height)
 
     def _span(self, part: pl.DataFrame, clip: bool) -> list[Any]:
