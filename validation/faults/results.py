@@ -38,7 +38,7 @@ def write_table() -> None:
     for outcome, tried in rows.items():
         named = "; ".join(tried)
         if named.startswith("fuzzing: "):
-            named = f"{named.replace('; fuzzing: ', '; ')} (together {fuzzed:,})"
+            named = f"fuzzing of {len(tried)} kinds of input: {fuzzed:,}"
         table.append(f"| {named} | {outcome} |")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
