@@ -213,8 +213,8 @@ count = partial(census.count, built=built, inputs=batch)
 
 
 OPENING = """## Models with pictures
-`validation/census_pictures.py` does the same for models of text and pictures (their text layers) and for
-vision models. Both prompts of a padded batch have a picture, and a result counts
+`validation/census_pictures.py` does the same for models of text and pictures (their text layers)
+and for vision models. Both prompts of a padded batch have a picture, and a result counts
 only if its pixels change the output. "No model": it could not be built, or the script has no inputs
 for it. {totals}
 
