@@ -60,8 +60,9 @@ def _largest(old: pl.Series, new: pl.Series) -> str:
     blank = int((left.is_null() != right.is_null()).sum())
     if left.null_count() == left.len() and right.null_count() == right.len():
         return f"{(old != new).sum()} names"
-    size = left.abs().max() or right.abs().max() or 1.0
-    text = f"{(left - right).abs().max() or 0:.1g} of {size:.3g}"
+    size = max(left.abs().drop_nulls().to_list(), default=1.0)
+    change = max((left - right).abs().drop_nulls().to_list(), default=0.0)
+    text = f"{change:.1g} of {size:.3g}"
     return f"{text} and {blank} blanks" if blank else text
 
 
