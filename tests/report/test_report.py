@@ -33,7 +33,7 @@ DRAWN = len(
     - {"lambda-length", "steps", "order", "needle-map", "by-query"}
     - {"activations", "near-zero", "variance", "class-difference", "detectors"}
     - {"image-map", "modality-depth"}
-    - {"top-share", "over-steps"}
+    - {"massive", "top-share", "over-steps"}
 )
 """All figures but those for which the run has no numbers."""
 EVIL = "<script>window.evil = 1</script>"
