@@ -157,6 +157,7 @@ def test_an_evaluation_is_a_run(folder: Path) -> None:
     assert table.row(2, named=True)["entropy"] == pytest.approx(entropy)
 
 
+@pytest.mark.slow
 def test_every_reader_opens_an_evaluation(folder: Path) -> None:
     invoke = CliRunner().invoke
     asked = "SELECT condition, AVG(value) AS score FROM completions GROUP BY condition"
@@ -279,6 +280,7 @@ def test_bars_expand_to_every_combination() -> None:
         parse("filler:7@middle")
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_figure(tmp_path: Path) -> None:
     """Length and position of a filler, a setting and the layer of ARM: one command."""
     asked = Evaluation(model=MODEL, problems=2, level=1)
@@ -300,6 +302,7 @@ def test_a_sweep_has_a_figure(tmp_path: Path) -> None:
         assert (tmp_path / "figures" / f"sweep.{ending}").stat().st_size > 500
 
 
+@pytest.mark.slow
 def test_mass_and_effect_of_every_head(tmp_path: Path) -> None:
     """Against a knockout of one head, by hand."""
     asked = Evaluation(model=MODEL, problems=2, level=1)

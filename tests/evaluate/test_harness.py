@@ -155,6 +155,7 @@ def _likely(model: Any, tokenizer: Any, name: str, text: str, choice: str) -> fl
     return float(each.sum())
 
 
+@pytest.mark.slow
 def test_the_run_has_the_attention(tasks: Path, found: dict[str, pl.DataFrame]) -> None:
     run = open_run(tasks / "generated")
     assert run.complete

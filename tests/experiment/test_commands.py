@@ -209,6 +209,7 @@ def test_both_spellings_are_accepted(attnscope, command, options):
         assert option in out
 
 
+@pytest.mark.slow
 def test_reproduce(attnscope, tmp_path):
     name = save_model(tmp_path / "some-model", layers=3, heads=8)
     words = ["reproduce", "filler-profile", "--models", f"mine={name}", "--prompts", "1"]

@@ -49,6 +49,7 @@ def opens(path):
         return False
 
 
+@pytest.mark.slow
 def test_a_changed_bit_is_mended_or_refused(done, experiment, claims, tmp_path):
     whole, mended = bytes_of(done), 0
     for name, content in whole.items():

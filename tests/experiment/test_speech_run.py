@@ -30,6 +30,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "model")
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_dense_cross_attention(whisper: str, tmp_path: Path) -> None:
     """Sentences of different lengths in one padded batch."""
     run(RECIPES["alignment"](models={"m": whisper}, prompts=3, seed=1), tmp_path / "run")

@@ -37,6 +37,11 @@ MEASURES = tuple(
     )
 )
 """What figures declare, and what some read besides."""
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "sensitivity" else name
+    for name in FIGURES
+]
+"""The sensitivity of all claims takes seconds."""
 STEPS = ("step 0", "step 100")
 FOR_HEADS = {"model": "m", "prompts": 8}
 ODD = ("The", ' "sky"', " is", " #", " *", " ", "<script>alert(1)</script>", "\n", "|", " 😀")
@@ -71,7 +76,7 @@ def drawn(name: str) -> Drawing:
     return draw(run_for(name), name)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_csv_description_and_specification_have_equal_numbers(name: str) -> None:
     figure = drawn(name)
     data = figure.data
@@ -92,7 +97,7 @@ def test_csv_description_and_specification_have_equal_numbers(name: str) -> None
                 assert cell == (plain(inline(value)) if isinstance(value, str) else str(value))
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_number_is_changed_by_the_chart(name: str) -> None:
     def transforms(node: Any) -> list[dict[str, Any]]:
         if isinstance(node, dict):
@@ -127,7 +132,7 @@ def test_no_two_panels_share_a_name(name: str) -> None:
     assert len(set(names)) == len(names) >= 4
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_captions_state_what_is_shown(name: str) -> None:
     caption = drawn(name).caption
     model = next(iter(run_for(name).experiment.models))
@@ -135,7 +140,7 @@ def test_captions_state_what_is_shown(name: str) -> None:
         assert term in caption, term
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_alternative_text_is_in_the_chart(name: str) -> None:
     figure = drawn(name)
     assert figure.spec["description"] == figure.alt
@@ -143,7 +148,7 @@ def test_alternative_text_is_in_the_chart(name: str) -> None:
     assert len(figure.alt) < 2_500
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_prompt_invents_no_interval(name: str) -> None:
     figure = draw(run_for(name, 1), name)
     for column in ("low", "high", "p", "q"):
@@ -152,7 +157,7 @@ def test_one_prompt_invents_no_interval(name: str) -> None:
     assert not re.search(r"\bq = ", figure.description)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_themes_dark_and_a_given_title_change_looks_only(name: str) -> None:
     plain_figure = drawn(name)
     mine = replace(SAFE, name="mine", font="Inter")
@@ -164,7 +169,7 @@ def test_themes_dark_and_a_given_title_change_looks_only(name: str) -> None:
     assert other.spec["title"]["text"] == ["Mine"]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_empty_run_names_the_experiment_that_has_the_numbers(name: str) -> None:
     run = rich_run()
     names = ("values", "positions", "by_query")
@@ -360,7 +365,7 @@ def test_classes_without_a_token_are_left_out_and_named() -> None:
         assert not {"hash", "star"} & set(figure.data["class"])
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_chart_can_be_made_of_a_table_of_ones_own(name: str) -> None:
     data = drawn(name).data
     spec = figure_named(name).chart(data, Style()).to_dict()
@@ -438,7 +443,7 @@ def test_the_page_of_figures_lists_every_figure_and_option() -> None:
             assert option.help in rows[name]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_figure_has_the_name_it_is_listed_under(name: str) -> None:
     assert figure_named(name).name == name
 

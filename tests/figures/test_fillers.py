@@ -70,6 +70,7 @@ def test_each_model_may_have_its_own_head() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_long_profiles_are_binned() -> None:
     run = made_run(
         models=("m",),

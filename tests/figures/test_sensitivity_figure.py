@@ -113,6 +113,7 @@ def test_a_verdict_is_a_colour_and_a_shape(run: MadeRun) -> None:
     assert "'circle', 'cross'" in spec
 
 
+@pytest.mark.slow
 def test_lines_are_at_what_the_claim_needs_and_at_no_difference(run: MadeRun) -> None:
     (value,) = make_claims({"value": "mass[class=hash] > 0.2 in each layer"}, "test")
     for claim, dashed, solid in ((CHARACTERS, 1.05, [1.0]), (value, 0.2, [])):
@@ -122,6 +123,7 @@ def test_lines_are_at_what_the_claim_needs_and_at_no_difference(run: MadeRun) ->
         assert [float(at) for dash, at in drawn if dash == "1"] == solid
 
 
+@pytest.mark.slow
 def test_the_rows_can_be_chosen(run: MadeRun) -> None:
     figure = draw(run, "sensitivity", claim=CHARACTERS, layers=[1], queries="last")
     assert figure.data["layer"].unique().to_list() == [1]
@@ -154,6 +156,7 @@ def test_normalisations_alone_make_layers_the_rows() -> None:
     assert data.height == 2 * 4
 
 
+@pytest.mark.slow
 def test_too_many_layers_are_thinned_out_and_counted() -> None:
     run = choices_run(layers=30)
     figure = draw(run, "sensitivity", claim=CHARACTERS)
@@ -226,6 +229,7 @@ def test_few_prompts_decide_nothing_and_have_their_intervals(run: MadeRun) -> No
     assert "32 of 32 verdicts (16 choices)" in few.caption
 
 
+@pytest.mark.slow
 def test_all_formats(run: MadeRun, tmp_path: Path) -> None:
     figure = draw(run, "sensitivity", claim=CHARACTERS)
     paths = save(figure, tmp_path)

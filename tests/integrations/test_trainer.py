@@ -92,6 +92,7 @@ def weights(trainer: Trainer) -> list[Tensor]:
     return [p.detach().clone() for p in trainer.model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -185,6 +186,7 @@ def test_numbers_reach_the_history_and_the_trackers(folder: Path, tmp_path: Path
     assert [entry["step"] for entry in history] == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_resumed_training_continues_its_run(folder: Path, tmp_path: Path) -> None:
     def callback() -> Any:
         return attnscope.TrainerCallback(every=1, prompts=PROMPTS)
@@ -208,6 +210,7 @@ def test_a_resumed_training_continues_its_run(folder: Path, tmp_path: Path) -> N
     assert_frame_equal(attnscope.open_run(tmp_path / "attention").values.collect(), before)
 
 
+@pytest.mark.slow
 def test_what_was_not_written_whole_is_left_out(folder: Path, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 3}
     trained(folder, tmp_path, [attnscope.TrainerCallback(every=1, prompts=PROMPTS)], **saving)
@@ -282,6 +285,7 @@ def test_an_adapter_is_measured_while_it_trains(folder: Path, tmp_path: Path) ->
     assert (first - last).abs().max() > 1e-4  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_bad_arguments_are_refused(folder: Path, tmp_path: Path) -> None:
     with raises(InputError, "bad-interval", value=0):
         attnscope.TrainerCallback(every=0, prompts=PROMPTS)

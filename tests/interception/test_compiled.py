@@ -82,6 +82,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_inputs(inputs: str) -> None:
     model = build("llama")
@@ -158,6 +159,7 @@ COMPILED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", COMPILED)
 def test_ways_to_compile(how: str) -> None:
     model = build("qwen2")
@@ -212,6 +214,7 @@ def test_more_lengths_than_torch_compiles_run_uncompiled() -> None:
     assert compilations() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -334,6 +337,7 @@ def test_a_trace_that_fails_runs_the_pass_once_uncompiled(monkeypatch: pytest.Mo
     assert len(calls) == model.config.num_hidden_layers
 
 
+@pytest.mark.slow
 def test_gradients_are_those_without_a_block() -> None:
     model = build("qwen2")
     compiled = torch.compile(model, backend="aot_eager")
@@ -426,6 +430,7 @@ def test_other_threads_and_copies_run_as_without_a_block() -> None:
     assert compilations() == 1
 
 
+@pytest.mark.slow
 def test_an_adapter_is_measured_as_it_is_at_the_moment() -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
@@ -441,6 +446,7 @@ def test_an_adapter_is_measured_as_it_is_at_the_moment() -> None:
     assert compilations() == 2
 
 
+@pytest.mark.slow
 def test_a_block_inside_a_compiled_function_is_refused() -> None:
     model = build("qwen2")
 

@@ -119,6 +119,7 @@ def test_distributed_data_parallel(model: nn.Module, process_group: None) -> Non
     assert torch.equal(received(wrapped), received(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, lora])
 def test_interventions_reach_the_model_inside(
     model: nn.Module, wrap: Callable[[nn.Module], Any]

@@ -62,6 +62,7 @@ def measured(experiment: Experiment, folders: dict[str, str], out: Path) -> Any:
     return opened
 
 
+@pytest.mark.slow
 def test_token_types(folders: dict[str, str], tmp_path: Path) -> None:
     default = token_types()
     assert default.models == {

@@ -146,6 +146,7 @@ def test_a_run_without_figures_still_has_a_report() -> None:
     assert "<h3>Prompts</h3>" in text
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_too_long_names_the_measures_it_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_comparison_that_is_too_long_names_the_measures_it_left_out(
     assert rows_of("mass", cut) == rows_of("mass", whole) > 0
 
 
+@pytest.mark.slow
 def test_every_figure_of_an_unfinished_run_is_marked(tmp_path: Path) -> None:
     folder = write_run(evil_run(prompts=2), tmp_path / "run")
     (folder / "manifest.json").unlink()
@@ -256,6 +258,7 @@ def test_no_two_rows_of_the_comparison_have_the_same_labels(tmp_path: Path) -> N
     assert "; classes: default; measure: mass; normalise: mass; combine: mean" in text
 
 
+@pytest.mark.slow
 def test_one_model_and_one_prompt() -> None:
     text = build(evil_run(models=("alone",), prompts=1))
     captions = re.findall("<figcaption>(.*?)</figcaption>", text)
@@ -317,6 +320,7 @@ def test_tables_can_be_sorted_and_filtered(report: Path, browser: Any) -> None:
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_wheel_zooms(report: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1200, "height": 900})
@@ -336,6 +340,7 @@ def test_the_wheel_zooms(report: Path, browser: Any) -> None:
     page.close()
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path: Path) -> None:
     folder = write_run(evil_run(prompts=2), tmp_path / "run")
     run = CliRunner().invoke
@@ -383,6 +388,7 @@ def test_the_methods_state_what_a_condition_changes() -> None:
     assert "—" not in row[1]
 
 
+@pytest.mark.slow
 def test_the_methods_have_the_rules_of_the_classes_and_count_the_records() -> None:
     run = made_run()
     mine = [{"name": "negation", "words": ["no", "never"]}, {"name": "other", "every": "token"}]

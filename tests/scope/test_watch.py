@@ -184,6 +184,7 @@ def test_classes_mass_lift_and_flow() -> None:
                 )
 
 
+@pytest.mark.slow
 def test_sampling_is_unbiased_and_knows_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnscope.scope import query_selection
 

@@ -142,6 +142,7 @@ def test_kinds_of_filler_are_choices(run: Run) -> None:
     assert robustness(made)["choices"].to_list() == [6]
 
 
+@pytest.mark.slow
 def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
     lines = VerdictCache(run).robustness()
     assert {"mine", "fall", "affine"} <= set(lines["claim"])

@@ -383,6 +383,7 @@ def test_the_queue_waits_for_a_result() -> None:
         end.set()
 
 
+@pytest.mark.slow
 def test_runs(client: TestClient) -> None:
     assert [run["name"] for run in client.get("/api/runs").json()["runs"]] == ["one"]
     report = client.get("/api/report", params={"run": "one"})
@@ -582,6 +583,7 @@ def test_the_layers_of_a_long_text_arrive_one_by_one(
     }
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -595,6 +597,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
         assert result(opened, "/api/views", {"model": MODEL, "text": "One."})["state"] == "done"
 
 
+@pytest.mark.slow
 def test_a_model_deleted_while_in_use(tmp_path: Path) -> None:
     import shutil
 

@@ -33,6 +33,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_while_a_job_runs(ended_by: signal.Signals) -> None:
     command = [sys.executable, "-c", BUSY]
