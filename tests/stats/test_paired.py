@@ -82,7 +82,7 @@ def test_undefined_values_leave_their_prompt_out_and_are_counted() -> None:
     )
     made = compare(table).filter(item="star")
     assert made["n"].unique().to_list() == [11]
-    assert "1 prompts without a value left out" in made["note"][0]
+    assert "prompts without a value, left out: 1" in made["note"][0]
     assert made["difference"].unique().to_list() == [0.0]
     others = 0.1 * np.delete(np.arange(12), 3).mean()  # the first leaves the same prompt out
     for name in ("mean_a", "mean_b"):

@@ -369,7 +369,7 @@ def _note(warnings: list[str]) -> pl.Expr:
         "unpaired: {} and {} were measured on different prompts": (~column("paired"), "a", "b"),
         "{}": (column("unlike").is_not_null(), "unlike"),
         "no interval and no p-value: {} units; fewer than 6 cannot reach p < 0.05": (few, "units"),
-        "{} prompts without a value left out": (column("left_out") > 0, "left_out"),
+        "prompts without a value, left out: {}": (column("left_out") > 0, "left_out"),
         "only {} of {} prompts differ from the most common value, and 6 are needed": (
             ~few & (column("informative") < MINIMUM),
             "informative",

@@ -60,9 +60,9 @@ def written_out(prompt: Prompt, processor: Any, images: Sequence[Image]) -> tupl
     token = _replaced_token(processor)
     if prompt.text.count(token) != len(images):
         raise InputError(
-            f"the prompt has {prompt.text.count(token)} places for pictures ({token}), and "
-            f"{len(images)} pictures; each picture needs one {IMAGE_MARK}, and a chat template or "
-            "condition must keep it",
+            f"pictures: {len(images)}; places for them in the prompt ({token}): "
+            f"{prompt.text.count(token)}; each picture needs one {IMAGE_MARK}, and a chat template "
+            "or condition must keep it",
             code="image-count" if images else "no-images",
             marks=prompt.text.count(token),
             images=len(images),
