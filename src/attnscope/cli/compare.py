@@ -116,8 +116,8 @@ def compare(
         print_json(compare_tables.as_data(*results, statistics=statistics, settings=settings))
     else:
         text = partial(compare_tables.as_text, _title(opened_runs), *results, statistics)
-        print(text(full=full, comparison_first=explicit))  # first if the user asked for it
         _print_scores(opened_runs)
+        print(text(full=full, comparison_first=explicit))  # first if the user asked for it
 
 
 def _pair(text: str | None) -> Any:

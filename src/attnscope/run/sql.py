@@ -120,7 +120,7 @@ def _only_query(tokens: list[Token], query: str) -> exp.Query:
         raise refused(f"{len(trees)} statements")
     tree = trees[0]
     if not isinstance(tree, exp.Select | exp.SetOperation):
-        raise refused("nothing" if tree is None else tree.key.upper())
+        raise refused("nothing" if tree is None else f"a start with {tokens[0].text!r}")
     levels = {id(None): 0}
     for node in tree.bfs():  # parents come first
         levels[id(node)] = level = levels[id(node.parent)] + 1
