@@ -41,7 +41,7 @@ def intercept(
 
     Args:
         model: A transformers model, or a part of it such as `model.get_encoder()`. A tower for
-            pictures or sound, and each encoder of CLIP, is a model of its own: `model.vision_model`.
+            pictures or sound, and each encoder of CLIP, is a model: give `model.vision_model`.
         on_call: A function that gets each call when its attention has run; default: the calls of
             the last forward pass are collected in the list that the block gives.
         layers: The layers whose calls are given, in the model's own numbering; default: all.
