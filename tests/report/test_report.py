@@ -320,6 +320,17 @@ def test_tables_can_be_sorted_and_filtered(report: Path, browser: Any) -> None:
     page.close()
 
 
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_phone_shows_every_verdict(report: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 100})
+    page.goto(report.as_uri())
+    hidden = "[...document.querySelectorAll('.verdicts .scroll')]"
+    hidden += ".filter(part => part.scrollHeight > part.clientHeight).length"
+    assert page.evaluate(hidden) == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 def test_the_wheel_zooms(report: Path, browser: Any) -> None:
