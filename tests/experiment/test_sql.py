@@ -164,6 +164,12 @@ def test_what_a_query_may_be(done, query, reads):
     assert "--" not in text
 
 
+def test_a_misspelt_select_is_named():
+    with pytest.raises(InputError) as error:
+        check_query("SELEC", TABLES)
+    assert "SELEC" in error.value.part
+
+
 def test_the_command_and_the_page_refuse_too(done, secret, monkeypatch, capsys):
     from attnscope.cli import main
     from attnscope.web.runs import Runs
